@@ -312,7 +312,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 {
         return 0.0;
     }
-    { part as f64 / whole as f64 }
+    part as f64 / whole as f64
 }
 
 fn as_f64(count: usize) -> f64 {

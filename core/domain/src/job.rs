@@ -81,19 +81,8 @@ pub enum Effort {
     LocalSteps(u32),
 }
 
-/// How a class's share of the examples weighs in the loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClassWeights {
-    /// Every example weighs the same.
-    None,
-    /// `1 / sqrt(n_c)`, scaled to a mean of 1 over the examples.
-    InverseRoot,
-    /// `1 / n_c`, scaled to a mean of 1 over the examples.
-    Inverse,
-}
-
 /// What a vehicle does with the model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TrainingSpec {
     /// Learning rate, above 0.
     pub lr: f32,
@@ -107,8 +96,8 @@ pub struct TrainingSpec {
     pub effort: Effort,
     /// `FedProx` mu, `>= 0`; 0 is plain FedAvg.
     pub proximal_mu: f32,
-    /// Balance between classes.
-    pub class_weights: ClassWeights,
+    /// Weight of each class in the loss, one a class, finite and not negative; see [`crate::class_weights`].
+    pub class_weights: Vec<f32>,
     /// Shuffling is drawn from (seed, vehicle, round).
     pub seed: u64,
 }
@@ -172,8 +161,17 @@ impl JobSpec {
         }
         model.schema()?;
         let sides = 8..=2048;
+        let weights = &training.class_weights;
+        let weighty =
+            weights.len() == classes.len() && weights.iter().all(|w| (0.0..=1e6).contains(w));
         let share = |v: f64| v > 0.0 && v <= 1.0;
-        let checks: [(&'static str, bool, String, &'static str); 16] = [
+        let checks: [(&'static str, bool, String, &'static str); 17] = [
+            (
+                "training.class_weights",
+                weighty,
+                format!("{weights:?}"),
+                "one a class, 0 to 1000000",
+            ),
             (
                 "model.input_height",
                 sides.contains(&model.input_height),

@@ -4,6 +4,7 @@
 
 pub mod aggregate;
 pub mod backoff;
+pub mod class_weights;
 pub mod head;
 pub mod ids;
 pub mod job;

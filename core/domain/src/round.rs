@@ -234,6 +234,14 @@ impl<M: Ord + Clone> Round<M> {
             .map_or(Verdict::Accepted, Verdict::Rejected)
     }
 
+    /// Takes a newcomer into the cohort of an open round; where everybody was wanted, the newcomer is wanted too.
+    pub fn admit(&mut self, member: M) {
+        let everybody = self.terms.target == self.terms.cohort.len();
+        if self.outcome.is_none() && self.terms.cohort.insert(member) && everybody {
+            self.terms.target += 1;
+        }
+    }
+
     /// When [`Round::on_tick`] is next worth calling; `None` once closed.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         if self.outcome.is_some() {

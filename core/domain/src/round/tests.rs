@@ -169,6 +169,24 @@ fn a_deadline_without_quorum_is_no_result() {
     assert!(round.on_tick(Timestamp(9001)).is_empty(), "closes once");
 }
 
+#[test]
+fn a_newcomer_is_waited_for_where_everybody_was_wanted() {
+    let mut round = Round::open(terms(1, 1, 1));
+    round.admit(1);
+    round.admit(1);
+    assert_eq!(round.terms().target, 2);
+    round.on_update(Timestamp(2000), &update(0, 1));
+    assert_eq!(round.outcome(), None);
+    round.on_update(Timestamp(2000), &update(1, 2));
+    assert_eq!(round.outcome(), Some(&Outcome::Aggregated));
+    round.admit(2);
+    assert_eq!(
+        round.terms().cohort.len(),
+        2,
+        "a closed round takes nobody in"
+    );
+}
+
 proptest! {
     /// Whatever arrives, in whatever order and however often: a member counts at most once, nothing counts after the
     /// close, the round closes exactly once, and what was persisted is what counts.

@@ -1,0 +1,260 @@
+//! Byte planes, each one zstd frame.
+//!
+//! A plane is unpacked in one call straight into a buffer of exactly the size that the schema gives, so zstd keeps no
+//! window of its own and an endless frame stops at the buffer's end with an error. What its header promises is looked
+//! at first.
+
+use super::error::{DecodeError, EncodeError};
+use zstd::bulk::Compressor;
+use zstd::zstd_safe::{self, DCtx};
+
+/// zstd level of every plane.
+const LEVEL: i32 = 1;
+/// Largest window that a plane may ask for, in bytes (window log 23).
+pub(super) const MAX_WINDOW: u64 = 1 << 23;
+const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// `ZSTD_error_dstSize_tooSmall`, as zstd returns it.
+const OUTPUT_FULL: usize = 0_usize.wrapping_sub(70);
+
+/// The most bytes that a plane of `len` bytes takes when packed.
+pub(super) fn packed_bound(len: usize) -> usize {
+    zstd_safe::compress_bound(len)
+}
+
+/// Packs planes one after the other.
+pub(super) struct Packer(Compressor<'static>);
+
+impl Packer {
+    pub(super) fn new() -> Result<Self, EncodeError> {
+        let mut compressor = Compressor::new(LEVEL).map_err(zstd_error)?;
+        compressor.include_checksum(true).map_err(zstd_error)?;
+        Ok(Self(compressor))
+    }
+
+    pub(super) fn pack(&mut self, plane: &[u8]) -> Result<Vec<u8>, EncodeError> {
+        self.0.compress(plane).map_err(zstd_error)
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "shape of map_err")]
+fn zstd_error(error: std::io::Error) -> EncodeError {
+    EncodeError::Zstd(error.to_string())
+}
+
+/// Unpacks one plane from outside into `to`, which has the expected length.
+pub(super) fn unpack(plane: usize, packed: &[u8], to: &mut [u8]) -> Result<(), DecodeError> {
+    check_header(plane, packed, to.len())?;
+    let damaged = |code| DecodeError::Zstd {
+        plane,
+        what: zstd_safe::get_error_name(code),
+    };
+    let whole = zstd_safe::find_frame_compressed_size(packed).map_err(damaged)?;
+    if whole != packed.len() {
+        let what = "bytes behind the end of the zstd frame";
+        return Err(DecodeError::Zstd { plane, what });
+    }
+    let mut context = DCtx::try_create().ok_or(DecodeError::Zstd {
+        plane,
+        what: "no memory for a decoder",
+    })?;
+    let got = context.decompress(to, packed).map_err(|code| {
+        if code == OUTPUT_FULL {
+            let limit = to.len();
+            DecodeError::PlaneTooLarge { plane, limit }
+        } else {
+            damaged(code)
+        }
+    })?;
+    if got != to.len() {
+        let expected = to.len();
+        return Err(DecodeError::PlaneShort {
+            plane,
+            got,
+            expected,
+        });
+    }
+    Ok(())
+}
+
+/// Looks at what a zstd frame's header (RFC 8878, section 3.1.1.1) promises.
+fn check_header(plane: usize, packed: &[u8], expected: usize) -> Result<(), DecodeError> {
+    let bad = |what| DecodeError::Zstd { plane, what };
+    let Some((descriptor, rest)) = packed
+        .strip_prefix(&MAGIC)
+        .and_then(<[u8]>::split_first)
+        .map(|(descriptor, rest)| (*descriptor, rest))
+    else {
+        return Err(bad("not a zstd frame"));
+    };
+    if descriptor & 0b0001_1011 != 0 {
+        return Err(bad("reserved bits or a dictionary in the frame header"));
+    }
+    let single_segment = descriptor & 0b0010_0000 != 0;
+    let mut rest = rest;
+    let mut window = 0;
+    if !single_segment {
+        let (&byte, behind) = rest.split_first().ok_or(bad("no window descriptor"))?;
+        rest = behind;
+        let base = 1_u64 << (10 + (byte >> 3));
+        window = base + base / 8 * u64::from(byte & 7);
+    }
+    let size_bytes = match (descriptor >> 6, single_segment) {
+        (0, false) => 0,
+        (0, true) => 1,
+        (1, _) => 2,
+        (2, _) => 4,
+        _ => 8,
+    };
+    let size = rest.get(..size_bytes).ok_or(bad("no content size"))?;
+    if size_bytes > 0 {
+        let mut wide = [0; 8];
+        wide[..size_bytes].copy_from_slice(size);
+        let promised =
+            u64::from_le_bytes(wide).saturating_add(if size_bytes == 2 { 256 } else { 0 });
+        let limit = expected;
+        if promised > limit as u64 {
+            return Err(DecodeError::PlaneTooLarge { plane, limit });
+        }
+        if promised < limit as u64 {
+            let got = usize::try_from(promised).unwrap_or(usize::MAX);
+            return Err(DecodeError::PlaneShort {
+                plane,
+                got,
+                expected,
+            });
+        }
+        if single_segment {
+            window = promised;
+        }
+    }
+    if window > MAX_WINDOW {
+        return Err(DecodeError::Window {
+            plane,
+            got: window,
+            limit: MAX_WINDOW,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        (0..hex.len())
+            .step_by(2)
+            .map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap())
+            .collect()
+    }
+
+    fn check(packed: &[u8], expected: usize) -> Result<(), DecodeError> {
+        unpack(0, packed, &mut vec![0; expected])
+    }
+
+    fn pack(plane: &[u8]) -> Vec<u8> {
+        Packer::new().unwrap().pack(plane).unwrap()
+    }
+
+    #[test]
+    fn bombs_stop_at_the_expected_size() {
+        // 14 bytes that expand to 262144, then 32774 bytes that expand to 1 GiB.
+        let small = bytes("28b52ffd00380200100003001000");
+        assert_eq!(
+            check(&small, 1443),
+            Err(DecodeError::PlaneTooLarge {
+                plane: 0,
+                limit: 1443
+            })
+        );
+        assert_eq!(check(&small, 262_144), Ok(()));
+        assert_eq!(
+            check(&small, 262_145),
+            Err(DecodeError::PlaneShort {
+                plane: 0,
+                got: 262_144,
+                expected: 262_145
+            })
+        );
+        let mut large = bytes("28b52ffd0038");
+        for _ in 0..8191 {
+            large.extend([0x02, 0x00, 0x10, 0x00]);
+        }
+        large.extend([0x03, 0x00, 0x10, 0x00]);
+        assert_eq!(large.len(), 32_774);
+        assert!(matches!(
+            check(&large, 1443),
+            Err(DecodeError::PlaneTooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn large_windows_are_refused() {
+        let window = bytes("28b52ffd0088010000");
+        assert_eq!(
+            check(&window, 1443),
+            Err(DecodeError::Window {
+                plane: 0,
+                got: 1 << 27,
+                limit: MAX_WINDOW
+            })
+        );
+    }
+
+    #[test]
+    fn exactly_one_frame_is_read() {
+        let good = pack(&[7; 1000]);
+        assert_eq!(check(&good, 1000), Ok(()));
+        let mut twice = good.clone();
+        twice.extend(&good);
+        assert!(matches!(check(&twice, 1000), Err(DecodeError::Zstd { .. })));
+        assert!(matches!(
+            check(&twice, 2000),
+            Err(DecodeError::PlaneShort { .. })
+        ));
+        for end in 0..good.len() {
+            assert!(check(&good[..end], 1000).is_err(), "cut at {end}");
+        }
+        assert!(
+            check(&bytes("184d2a5000000000"), 0).is_err(),
+            "a skippable frame"
+        );
+        assert!(check(&[], 0).is_err());
+    }
+
+    #[test]
+    fn own_planes_of_any_size_are_read() {
+        for len in [
+            1,
+            255,
+            256,
+            257,
+            65_791,
+            65_792,
+            300_000,
+            (1 << 23) + 1,
+            9_000_001,
+        ] {
+            let plane: Vec<u8> = (0..len)
+                .map(|i: usize| ((i * i) >> 3).to_le_bytes()[0])
+                .collect();
+            let packed = pack(&plane);
+            assert!(packed.len() <= packed_bound(len));
+            let mut to = vec![0; len];
+            assert_eq!(unpack(0, &packed, &mut to), Ok(()), "{len}");
+            assert!(to == plane);
+        }
+    }
+
+    #[test]
+    fn noise_costs_few_bytes() {
+        let mut seed = 1_u64;
+        let plane: Vec<u8> = (0..1443)
+            .map(|_| {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (seed >> 56).to_le_bytes()[0]
+            })
+            .collect();
+        assert!(pack(&plane).len() <= 1443 + 14);
+    }
+}
