@@ -162,13 +162,13 @@ impl JobSpec {
         model.schema()?;
         let sides = 8..=2048;
         let weights = &training.class_weights;
-        let weighty =
+        let balanced =
             weights.len() == classes.len() && weights.iter().all(|w| (0.0..=1e6).contains(w));
         let share = |v: f64| v > 0.0 && v <= 1.0;
         let checks: [(&'static str, bool, String, &'static str); 17] = [
             (
                 "training.class_weights",
-                weighty,
+                balanced,
                 format!("{weights:?}"),
                 "one a class, 0 to 1000000",
             ),

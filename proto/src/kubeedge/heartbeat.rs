@@ -26,16 +26,19 @@ pub enum TrainState {
     Uploading,
     /// The host has stopped it.
     Paused,
+    /// The last training failed; nothing was sent.
+    Failed,
 }
 
 impl TrainState {
     /// Every state.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Idle,
         Self::Fetching,
         Self::Training,
         Self::Uploading,
         Self::Paused,
+        Self::Failed,
     ];
 
     /// The word on the wire.
@@ -46,6 +49,7 @@ impl TrainState {
             Self::Training => "training",
             Self::Uploading => "uploading",
             Self::Paused => "paused",
+            Self::Failed => "failed",
         }
     }
 }

@@ -102,7 +102,7 @@ fn jobs_are_checked_in_full() {
         }),
         spoil(&job, |m| m.training.as_mut().unwrap().effort = None),
         spoil(&job, |m| {
-            m.training.as_mut().unwrap().class_weights[1] = f32::NAN
+            m.training.as_mut().unwrap().class_weights[1] = f32::NAN;
         }),
         spoil(&job, |m| m.training.as_mut().unwrap().lr = f32::NAN),
         spoil(&job, |m| {

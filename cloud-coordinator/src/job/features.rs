@@ -1,0 +1,206 @@
+//! Files of features: the calibration set and the held-back set.
+//!
+//! Tensors `features` (F32 `[n, d]`) and `labels` (U8 `[n]`); the metadata may say `backbone` (64 hexadecimal digits),
+//! `classes` (names by comma) and `input_size` (`128x64`).
+
+use ndarray::{Array2, ArrayViewMut2};
+use safetensors::{Dtype, SafeTensors};
+use wayside_domain::head::{Evaluation, LinearHead, Standardisation};
+use wayside_domain::ids::Digest;
+
+/// Largest file that is read, in bytes.
+pub const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// What is wrong with a file of features.
+#[derive(Debug, thiserror::Error)]
+pub enum FeaturesError {
+    /// Not a sound safetensors file.
+    #[error("damaged safetensors file ({0}): write it again with `edge-client features`")]
+    Container(#[from] safetensors::SafeTensorError),
+    /// A tensor is missing, or of another type or shape.
+    #[error("tensor `{name}` is {got}, expected {expected}")]
+    Tensor {
+        /// Its name.
+        name: &'static str,
+        /// What the file has.
+        got: String,
+        /// What is needed.
+        expected: String,
+    },
+    /// NaN or infinity.
+    #[error("feature {feature} of example {example} is {got}, expected a finite number")]
+    NotFinite {
+        /// Index of the example.
+        example: usize,
+        /// Index of the feature.
+        feature: usize,
+        /// The value.
+        got: f32,
+    },
+    /// A label without a class.
+    #[error("label {got} of example {example} has no class, model.classes has {classes}")]
+    Label {
+        /// Index of the example.
+        example: usize,
+        /// The label.
+        got: u8,
+        /// Number of classes.
+        classes: usize,
+    },
+    /// The metadata contradict the job.
+    #[error("the file was made for {key} `{got}`, the job says `{expected}`: use a file that fits")]
+    Metadata {
+        /// Which entry.
+        key: &'static str,
+        /// What the file says.
+        got: String,
+        /// What the job says.
+        expected: String,
+    },
+}
+
+/// Features and labels, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Features {
+    /// Shape `[n, d]`, all finite, n and d at least 1.
+    pub values: Array2<f32>,
+    /// Length n, all below the number of classes.
+    pub labels: Vec<u8>,
+    /// Backbone that the file says it was made with.
+    pub backbone: Option<Digest>,
+}
+
+impl Features {
+    /// Reads a file of features for a head with these classes and this input size (height, width).
+    ///
+    /// # Errors
+    /// [`FeaturesError`] names what is missing, out of range, or contradicts the job.
+    pub fn read(bytes: &[u8], classes: &[String], size: (u32, u32)) -> Result<Self, FeaturesError> {
+        let file = SafeTensors::deserialize(bytes)?;
+        let (_, header) = SafeTensors::read_metadata(bytes)?;
+        let entry = |key: &str| header.metadata().as_ref().and_then(|all| all.get(key));
+        let fits = |key: &'static str, expected: String| match entry(key) {
+            Some(got) if *got != expected => Err(FeaturesError::Metadata {
+                key,
+                got: got.chars().take(200).collect(),
+                expected,
+            }),
+            _ => Ok(()),
+        };
+        fits("classes", classes.join(","))?;
+        fits("input_size", format!("{}x{}", size.0, size.1))?;
+
+        let (shape, data) = tensor(&file, "features", Dtype::F32)?;
+        let &[n, d] = &shape[..] else {
+            return Err(wrong("features", format!("F32 {shape:?}"), "F32 [n, d]"));
+        };
+        if n == 0 || d == 0 {
+            return Err(wrong(
+                "features",
+                format!("F32 {shape:?}"),
+                "at least one example and one feature",
+            ));
+        }
+        let (label_shape, labels) = tensor(&file, "labels", Dtype::U8)?;
+        if label_shape != [n] {
+            return Err(wrong(
+                "labels",
+                format!("U8 {label_shape:?}"),
+                format!("U8 [{n}]"),
+            ));
+        }
+        let (chunks, _) = data.as_chunks::<4>();
+        let values: Vec<f32> = chunks
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect();
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(FeaturesError::NotFinite {
+                example: at / d,
+                feature: at % d,
+                got: values[at],
+            });
+        }
+        let unknown = |label: &u8| usize::from(*label) >= classes.len();
+        if let Some(example) = labels.iter().position(unknown) {
+            return Err(FeaturesError::Label {
+                example,
+                got: labels[example],
+                classes: classes.len(),
+            });
+        }
+        let backbone = match entry("backbone") {
+            None => None,
+            Some(hex) => Some(
+                Digest::from_hex(hex).ok_or_else(|| FeaturesError::Metadata {
+                    key: "backbone",
+                    got: hex.chars().take(200).collect(),
+                    expected: "64 hexadecimal digits".to_owned(),
+                })?,
+            ),
+        };
+        let values = Array2::from_shape_vec((n, d), values)
+            .map_err(|error| wrong("features", error.to_string(), "F32 [n, d]"))?;
+        Ok(Self {
+            values,
+            labels: labels.to_vec(),
+            backbone,
+        })
+    }
+}
+
+fn wrong(name: &'static str, got: String, expected: impl Into<String>) -> FeaturesError {
+    FeaturesError::Tensor {
+        name,
+        got,
+        expected: expected.into(),
+    }
+}
+
+fn tensor<'a>(
+    file: &SafeTensors<'a>,
+    name: &'static str,
+    dtype: Dtype,
+) -> Result<(Vec<usize>, &'a [u8]), FeaturesError> {
+    let view = file
+        .tensor(name)
+        .map_err(|_| wrong(name, "missing".to_owned(), format!("{dtype:?}")))?;
+    if view.dtype() != dtype {
+        return Err(wrong(
+            name,
+            format!("{:?}", view.dtype()),
+            format!("{dtype:?}"),
+        ));
+    }
+    Ok((view.shape().to_vec(), view.data()))
+}
+
+/// The held-back set, standardised as the job says: what a version is judged by before it is released.
+#[derive(Clone, Debug)]
+pub struct HeldBack {
+    head: LinearHead,
+    values: Array2<f32>,
+    labels: Vec<u8>,
+}
+
+impl HeldBack {
+    /// Standardises the features.
+    pub fn new(mut features: Features, standardisation: &Standardisation, classes: usize) -> Self {
+        let mut view: ArrayViewMut2<'_, f32> = features.values.view_mut();
+        standardisation.apply(view.view_mut());
+        Self {
+            head: LinearHead {
+                features: features.values.ncols(),
+                classes,
+            },
+            values: features.values,
+            labels: features.labels,
+        }
+    }
+
+    /// How a head with these parameters does.
+    pub fn evaluate(&self, parameters: &[f32]) -> Evaluation {
+        self.head
+            .evaluate(parameters, self.values.view(), &self.labels)
+    }
+}

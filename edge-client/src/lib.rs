@@ -1,0 +1,36 @@
+//! The vehicle: extracts features of its own pictures, trains a head on them, sends updates.
+//!
+//! [`run`] is the door: it may be called many times within one process. What a vehicle decides is in [`machine`], which
+//! has no I/O; everything else carries it out.
+//!
+//! - [`config`]: the file, checked as a whole.
+//! - [`machine`]: what to fetch, when to train, what to send, what to forget.
+//! - [`pictures`], [`backbone`], [`features`], [`train`]: from a folder of pictures to a trained head.
+//! - [`store`], [`spool`]: what survives a crash, as small records and as files.
+//! - [`event`]: what a watching program is told while a vehicle runs.
+//! - [`cli`]: the commands.
+
+#![forbid(unsafe_code)]
+
+pub mod backbone;
+pub mod cli;
+pub mod config;
+mod driver;
+mod error;
+pub mod event;
+pub mod features;
+mod heartbeat;
+mod inbox;
+mod link;
+pub mod machine;
+pub mod pictures;
+pub mod spool;
+pub mod store;
+mod survey;
+pub mod train;
+mod work;
+
+pub use config::Config;
+pub use driver::{Resources, run, run_with};
+pub use error::RunError;
+pub use event::{Event, Observer};

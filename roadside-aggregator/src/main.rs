@@ -1,0 +1,19 @@
+//! The binary of the roadside unit; everything is in the library.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use roadside_aggregator::cli::{Cli, execute};
+use wayside_host::exit::{Exit, Format, fail};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(execute(cli)),
+        Err(error) => fail(Format::Text, Exit::Failed, format_args!("runtime: {error}")),
+    }
+}
