@@ -1,8 +1,6 @@
 //! What a coordinator tells whoever embeds it: the simulator, the demo, tests. Logs say more.
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use wayside_domain::ids::{JobId, ModelVersion, RoadsideId, RoundId};
 use wayside_domain::update::Verdict;
@@ -104,30 +102,5 @@ pub enum Event {
     },
 }
 
-/// Is told of every [`Event`], in order for each job; must not block. The default does nothing.
-#[derive(Clone)]
-pub struct Observer(Arc<dyn Fn(Event) + Send + Sync>);
-
-impl Observer {
-    /// Calls `observe` for each event.
-    pub fn new(observe: impl Fn(Event) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(observe))
-    }
-
-    /// Tells of an event.
-    pub fn tell(&self, event: Event) {
-        (self.0)(event);
-    }
-}
-
-impl Default for Observer {
-    fn default() -> Self {
-        Self::new(|_| {})
-    }
-}
-
-impl fmt::Debug for Observer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Observer")
-    }
-}
+/// Is told every [`Event`].
+pub type Observer = wayside_host::observer::Observer<Event>;

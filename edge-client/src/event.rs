@@ -1,7 +1,5 @@
 //! What a watching program is told while a vehicle runs: progress, verdicts, bytes.
 
-use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wayside_domain::ids::{JobId, RoundId};
@@ -110,33 +108,8 @@ pub enum Event {
     Traffic(Traffic),
 }
 
-/// Takes [`Event`]s. It is called from the vehicle's own tasks and threads and must return soon.
-#[derive(Clone)]
-pub struct Observer(Arc<dyn Fn(Event) + Send + Sync>);
-
-impl Observer {
-    /// Calls `see` for each event.
-    pub fn new(see: impl Fn(Event) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(see))
-    }
-
-    pub(crate) fn tell(&self, event: Event) {
-        (self.0)(event);
-    }
-}
-
-impl Default for Observer {
-    /// Does nothing.
-    fn default() -> Self {
-        Self::new(drop)
-    }
-}
-
-impl fmt::Debug for Observer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Observer")
-    }
-}
+/// Is told every [`Event`].
+pub type Observer = wayside_host::observer::Observer<Event>;
 
 /// Counts bytes from several tasks.
 #[derive(Debug, Default)]

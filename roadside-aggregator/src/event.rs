@@ -1,8 +1,6 @@
 //! What a roadside unit tells whoever watches it, such as the demo.
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use wayside_domain::ids::{JobId, ModelVersion, RoundId, VehicleId};
 use wayside_domain::time::Timestamp;
@@ -121,30 +119,5 @@ pub enum Event {
     },
 }
 
-/// Is told every [`Event`]; must not block. The default does nothing.
-#[derive(Clone)]
-pub struct Observer(Arc<dyn Fn(Event) + Send + Sync>);
-
-impl Observer {
-    /// Tells events to `see`.
-    pub fn new(see: impl Fn(Event) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(see))
-    }
-
-    /// Tells one event.
-    pub fn tell(&self, event: Event) {
-        (self.0)(event);
-    }
-}
-
-impl Default for Observer {
-    fn default() -> Self {
-        Self::new(|_| {})
-    }
-}
-
-impl fmt::Debug for Observer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Observer")
-    }
-}
+/// Is told every [`Event`].
+pub type Observer = wayside_host::observer::Observer<Event>;

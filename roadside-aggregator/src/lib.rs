@@ -24,4 +24,6 @@ pub mod store;
 pub mod unit;
 pub mod uplink;
 
+pub use config::Config;
+pub use event::{Event, Observer};
 pub use run::{RunError, run};

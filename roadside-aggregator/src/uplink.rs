@@ -120,6 +120,7 @@ pub async fn run(
         let begun = tokio::time::Instant::now();
         let mut connected = false;
         let trouble = tokio::select! {
+            biased; // a cloud that ends together with this unit is no trouble
             () = shutdown.wait() => return,
             trouble = session(&settings, &clock, &wanted, &inputs, &observer, &mut connected) => trouble,
         };

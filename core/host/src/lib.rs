@@ -5,6 +5,7 @@
 //! - [`exit`]: the table of exit codes, and how a failure is told to people and to scripts.
 //! - [`clock`]: wall time that never steps back; sleeping that notices a suspended machine.
 //! - [`shutdown`]: one signal ends the process in order, a second one at once.
+//! - [`observer`]: what an embedded tier tells its host program.
 //! - [`telemetry`]: log lines on standard error.
 //! - [`files`]: replaced as a whole or not at all, and checked when read.
 //! - [`state_dir`]: the folder of one process: its magic, its version, its lock.
@@ -17,6 +18,7 @@ pub mod clock;
 pub mod config;
 pub mod exit;
 pub mod files;
+pub mod observer;
 pub mod shutdown;
 pub mod state_dir;
 pub mod telemetry;

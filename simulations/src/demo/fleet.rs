@@ -186,8 +186,8 @@ async fn start_roadside(
     let config = config::parse(Path::new("the demo's roadside unit"), &text)?;
     let (listening, address) = mpsc::channel(1);
     let tally = Arc::clone(tally);
-    let observer = roadside_aggregator::event::Observer::new(move |event| {
-        if let roadside_aggregator::event::Event::Listening { broker } = event {
+    let observer = roadside_aggregator::Observer::new(move |event| {
+        if let roadside_aggregator::Event::Listening { broker } = event {
             let _ = listening.try_send(broker);
         }
         update(&tally, |tally| tally.on_roadside(number, event));

@@ -122,8 +122,8 @@ impl Tally {
     }
 
     /// Takes in one event of a roadside unit.
-    pub(super) fn on_roadside(&mut self, number: usize, event: roadside_aggregator::event::Event) {
-        use roadside_aggregator::event::Event;
+    pub(super) fn on_roadside(&mut self, number: usize, event: roadside_aggregator::Event) {
+        use roadside_aggregator::Event;
         match event {
             Event::RoundOpened { cohort, .. } => {
                 self.roadside_rounds += 1;
