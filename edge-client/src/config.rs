@@ -1,6 +1,6 @@
 //! The vehicle's configuration: one TOML file, checked as a whole before anything is opened.
 //!
-//! [`Config`] is what stands in the file; [`Settings`] is the same, checked and in the types that the rest works with.
+//! [`Config`] is what stands in the file; `Settings` is the same, checked and in the types that the rest works with.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

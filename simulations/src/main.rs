@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use wayside_host::exit::{Exit, Format, fail, print_line};
+use wayside_host::exit::{Exit, Failure, Format, fail, print_line};
 use wayside_host::shutdown::Shutdown;
 use wayside_host::telemetry::{self, LogConfig};
 use wayside_sim::demo::{self, DemoOptions};
@@ -91,7 +91,11 @@ fn main() -> ExitCode {
     runtime.shutdown_timeout(LAST_CALL);
     let report = match outcome {
         Ok(report) => report,
-        Err(error) => return fail(format, Exit::Failed, format!("{error:#}")),
+        Err(error) => {
+            let known = error.downcast_ref::<Failure>();
+            let exit = known.map_or(Exit::Failed, |failure| failure.exit);
+            return fail(format, exit, format!("{error:#}"));
+        }
     };
     let printed = match format {
         Format::Json => serde_json::to_string(&report)

@@ -23,6 +23,7 @@ use tally::Tally;
 use wayside_domain::class_weights::ClassWeights;
 use wayside_domain::head::{LinearHead, Standardisation};
 use wayside_domain::job::{Effort, TrainingSpec};
+use wayside_host::exit::{Exit, Failure};
 use wayside_host::shutdown::Shutdown;
 
 /// Size that pictures of traffic lights are brought to.
@@ -82,6 +83,7 @@ pub async fn run(options: DemoOptions, shutdown: Shutdown) -> anyhow::Result<Rep
         ));
         tokio::task::spawn_blocking(move || Prepared::new(&options, &work, &cancel)).await??
     };
+    progress.expect(prepared.split.train_pictures);
     let prepare = began.elapsed();
 
     let tally = Arc::new(Mutex::new(Tally::new(options.vehicles)));
@@ -163,16 +165,19 @@ pub async fn run(options: DemoOptions, shutdown: Shutdown) -> anyhow::Result<Rep
     ))
 }
 
-fn check(options: &DemoOptions) -> anyhow::Result<()> {
-    if options.roadside_units == 0 || options.vehicles < options.roadside_units {
-        bail!(
-            "{} vehicles at {} roadside units: every roadside unit needs a vehicle",
-            options.vehicles,
-            options.roadside_units
+fn check(options: &DemoOptions) -> Result<(), Failure> {
+    let (vehicles, units) = (options.vehicles, options.roadside_units);
+    if units == 0 || vehicles < units {
+        let message = format!(
+            "{vehicles} vehicles at {units} roadside units: every roadside unit needs a vehicle, and there must be one"
         );
+        return Err(Failure::new(Exit::Usage, message));
     }
     if options.rounds == 0 {
-        bail!("--rounds is 0, at least 1 is needed");
+        return Err(Failure::new(
+            Exit::Usage,
+            "--rounds is 0, at least 1 is needed",
+        ));
     }
     Ok(())
 }
@@ -197,8 +202,15 @@ impl Prepared {
             options.vehicles,
             options.partition,
             options.seed,
-        )?;
-        let backbone = Arc::new(Backbone::load(&options.weights)?);
+        )
+        .map_err(|error| Failure::new(Exit::Pictures, format!("{error:#}")))?;
+        let backbone = Backbone::load(&options.weights).map_err(|error| {
+            Failure::new(
+                Exit::Weights,
+                format!("{error}: name the file with --weights"),
+            )
+        })?;
+        let backbone = Arc::new(backbone);
         let held_back = extract(&backbone, &split.held_back, &split.classes, None, cancel)?;
         let test = extract(&backbone, &split.test, &split.classes, None, cancel)?;
         let standardisation = Standardisation::of(held_back.features.view())?;

@@ -13,6 +13,7 @@ const LINE_EVERY: usize = 10;
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
     merges: u64,
+    pictures: usize,
     lines: usize,
     quiet: bool,
 }
@@ -34,9 +35,15 @@ impl Progress {
         Self {
             bar,
             merges,
+            pictures: 0,
             lines: 0,
             quiet,
         }
+    }
+
+    /// Says how many pictures the vehicles have together.
+    pub(super) fn expect(&mut self, pictures: usize) {
+        self.pictures = pictures;
     }
 
     /// Says what begins now.
@@ -59,9 +66,9 @@ impl Progress {
                 bar.set_position(versions as u64);
                 bar.set_message(text);
             } else {
-                let (done, total) = tally.features();
+                let done = tally.features_done();
                 bar.set_prefix("features");
-                bar.set_length(total.max(1) as u64);
+                bar.set_length(self.pictures.max(1) as u64);
                 bar.set_position(done as u64);
             }
         } else if !self.quiet && versions / LINE_EVERY > self.lines {

@@ -22,8 +22,6 @@ pub(super) struct VersionSeen {
 pub(super) struct VehicleTally {
     /// Pictures with features.
     pub features_done: usize,
-    /// Pictures there are.
-    pub features_total: usize,
     /// Features are complete; so many pictures were left out.
     pub skipped: Option<usize>,
     /// Bytes of updates, topics included.
@@ -68,11 +66,12 @@ impl Tally {
         }
     }
 
-    /// Pictures with features and pictures in all, of all vehicles.
-    pub(super) fn features(&self) -> (usize, usize) {
-        self.vehicles.iter().fold((0, 0), |(done, total), v| {
-            (done + v.features_done, total + v.features_total)
-        })
+    /// Pictures with features, of all vehicles.
+    pub(super) fn features_done(&self) -> usize {
+        self.vehicles
+            .iter()
+            .map(|vehicle| vehicle.features_done)
+            .sum()
     }
 
     /// Every vehicle has its features.
@@ -92,13 +91,11 @@ impl Tally {
             return;
         };
         match event {
-            Event::FeatureProgress { done, total } => {
-                (vehicle.features_done, vehicle.features_total) = (done, total);
-            }
+            Event::FeatureProgress { done, .. } => vehicle.features_done = done,
             Event::FeaturesReady {
                 pictures, skipped, ..
             } => {
-                (vehicle.features_done, vehicle.features_total) = (pictures, pictures);
+                vehicle.features_done = pictures;
                 vehicle.skipped = Some(skipped);
             }
             Event::ReceiptReceived {
