@@ -28,7 +28,7 @@ use wayside_domain::schema::Schema;
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::Verdict;
 use wayside_proto::codec;
-use wayside_proto::convert::{Contribution, JobPlan, Wire as _, chunk_count};
+use wayside_proto::convert::{Announcement, Contribution, JobPlan, Wire as _, chunk_count};
 use wayside_proto::topics::{ModelKey, Topic};
 
 use crate::event::Event;
@@ -121,6 +121,8 @@ pub struct Region {
     job_published: bool,
     /// When vehicles are to be told that no round is open.
     closed_due: Option<Timestamp>,
+    /// What vehicles were told last.
+    announced: Option<Announcement>,
     told_bytes: (u64, u64),
     /// A model that cannot be read is not asked for again.
     bad_model: Option<Digest>,
@@ -152,13 +154,14 @@ impl Region {
                 region.take_model(digest, frame);
             }
         }
-        if region.model.is_none() {
+        if region.model.is_none() && region.ledger.model != region.ledger.plan.model {
             // The regional model is lost: what was learned in this merge round starts over from the global one.
             region.ledger.forget_rounds();
             region.model.clone_from(&region.base);
         }
         if let Some(terms) = region.ledger.terms.clone() {
             region.restore_round(terms, stored.updates);
+            region.doubt_lines();
         }
         Some(region)
     }
@@ -186,6 +189,18 @@ impl Region {
         self.round = Some(Round::restore(terms, accepted));
     }
 
+    /// Lines of the open round whose update could not be read again do not count.
+    fn doubt_lines(&mut self) {
+        let Some(round) = &self.round else { return };
+        for line in self.lines.values_mut() {
+            let counts = round.accepted().get(&line.vehicle);
+            let here = counts.is_some_and(|accepted| accepted.update_id == line.update_id);
+            if line.round == round.id() && line.verdict == Verdict::Accepted && !here {
+                line.verdict = Verdict::Stale;
+            }
+        }
+    }
+
     fn assemble(site: Site, ledger: Ledger) -> Option<Self> {
         let schema = ledger.plan.spec.model.schema().ok()?;
         let sum = WeightedSum::new(schema.num_parameters(), ledger.plan.exponents.clone());
@@ -208,6 +223,7 @@ impl Region {
             job_served: BTreeSet::new(),
             job_published: false,
             closed_due: None,
+            announced: None,
             told_bytes: (0, 0),
             bad_model: None,
         })
@@ -301,6 +317,8 @@ impl Region {
             std::mem::swap(&mut fresh.unanswered, &mut self.unanswered);
             fresh.pending = self.pending.take();
             fresh.told_bytes = self.told_bytes;
+            fresh.announced = self.announced.take();
+            fresh.closed_due = self.closed_due;
             if same_job {
                 fresh.job_published = self.job_published;
                 fresh.job_served = std::mem::take(&mut self.job_served);
@@ -325,7 +343,9 @@ impl Region {
             paused: plan.paused,
         }));
         effects.push(self.save());
-        self.announce_closed_soon(now);
+        if self.round.is_none() {
+            self.announce_closed_soon(now);
+        }
         effects
     }
 
@@ -409,10 +429,7 @@ impl Region {
         }
         let contribute =
             (!self.ledger.done && !self.ledger.plan.paused).then_some(self.ledger.contribute_by);
-        contribute
-            .into_iter()
-            .chain(self.closed_due.filter(|_| self.model.is_some()))
-            .min()
+        contribute.into_iter().chain(self.closed_due).min()
     }
 
     pub(crate) fn save(&self) -> Effect {

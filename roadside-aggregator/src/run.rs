@@ -168,6 +168,8 @@ pub async fn run(config: Config, shutdown: Shutdown, observer: Observer) -> Resu
     let result = tokio::select! {
         result = drive(engine, &clock, &inbox, answered, &shutdown) => result,
         () = opening => Ok(()),
+        // Both links go on until they are told to end; one that panicked ends the unit, to be started again.
+        Some(Err(error)) = tasks.join_next() => Err(RunError::Internal(error.to_string())),
     };
     tasks.shutdown().await;
     drop(state);

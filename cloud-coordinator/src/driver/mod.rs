@@ -165,7 +165,14 @@ impl Driver {
                 self.settle(outcome).await;
             }
             Command::Lost(roadside) => {
-                if let Some(machine) = &mut self.machine {
+                // A unit that is back already: its hello may have overtaken this word.
+                let back = self
+                    .hub
+                    .registry()
+                    .members()
+                    .get(&roadside)
+                    .is_some_and(|m| m.connected);
+                if let Some(machine) = self.machine.as_mut().filter(|_| !back) {
                     machine.on_lost(self.hub.clock.now(), &roadside);
                 }
             }

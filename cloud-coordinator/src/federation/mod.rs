@@ -280,6 +280,8 @@ impl Federation {
         }
         effects.push(Effect::RolledBack { to: model.version });
         self.progress.released = model.version;
+        // From another place, other norms are to be expected.
+        self.progress.norm_bound = self.rules.max_norm;
         self.model = model;
         self.restart_window(now);
         self.open_next(now, &mut effects);
@@ -392,7 +394,11 @@ impl Federation {
         let Some(open) = self.open.take() else { return };
         self.restart_window(now);
         let made = match outcome {
-            Outcome::NoResult => Err(Closing::BelowQuorum),
+            Outcome::NoResult => {
+                // A bound that looks back at smaller norms may be what kept everybody out.
+                self.progress.norm_bound = self.rules.max_norm;
+                Err(Closing::BelowQuorum)
+            }
             Outcome::Aggregated => {
                 let place = merge::Place {
                     version: self.progress.newest.next(),

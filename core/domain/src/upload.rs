@@ -133,6 +133,7 @@ impl<M: Ord + Clone> Uploads<M> {
             return Some(self.reject(member, update_id, round, RejectReason::Inconsistent));
         }
         if part.total_bytes > max_bytes
+            || part.total_bytes > self.limits.max_open_bytes
             || part.total_chunks > most_chunks
             || part.data.len() > part.total_bytes
         {

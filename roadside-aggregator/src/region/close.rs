@@ -4,8 +4,9 @@ use wayside_domain::aggregate::WeightedSum;
 use wayside_domain::ids::UpdateId;
 use wayside_domain::round::{Outcome, Round};
 use wayside_domain::time::Timestamp;
+use wayside_domain::update::Verdict;
 use wayside_proto::codec::{self, Delta, Sum};
-use wayside_proto::convert::{PartialAggregate, RoundSummary, Wire as _};
+use wayside_proto::convert::{Contribution, PartialAggregate, RoundSummary, Wire as _};
 
 use super::{Effect, Loaded, Pending, Region};
 use crate::event::Event;
@@ -32,7 +33,7 @@ impl Region {
             effects.extend(self.finish(now, fleet));
         }
         effects.extend(self.try_open(now, fleet));
-        if self.model.is_some() && self.closed_due.is_some_and(|due| now >= due) {
+        if self.closed_due.is_some_and(|due| now >= due) {
             effects.extend(self.announce());
         }
         effects
@@ -54,7 +55,8 @@ impl Region {
             return Vec::new();
         };
         let wanted = round.outcome() == Some(&Outcome::Aggregated);
-        let last = self.ledger.edge_rounds + 1 >= self.ledger.plan.spec.round.edge_rounds;
+        let wanted_rounds = self.ledger.plan.spec.round.edge_rounds as usize;
+        let last = self.ledger.counted.len() + 1 >= wanted_rounds;
         let mut step = Vec::new();
         let aggregated = wanted
             && if self.ledger.plan.spec.round.edge_rounds <= 1 {
@@ -63,7 +65,7 @@ impl Region {
                 self.move_on(&mut step)
             };
         if aggregated {
-            self.ledger.edge_rounds += 1;
+            self.ledger.counted.push(round.id());
             self.ledger.edge_examples += self.sum.num_examples();
         }
         let mut effects = self.settle(now, &round, aggregated);
@@ -171,7 +173,7 @@ impl Region {
     fn finish(&mut self, now: Timestamp, fleet: &Fleet) -> Vec<Effect> {
         self.ledger.done = true;
         let mut effects = Vec::new();
-        if self.ledger.edge_rounds == 0 {
+        if self.ledger.counted.is_empty() {
             let merge_round = self.ledger.plan.merge_round;
             tracing::info!(job = %self.job(), %merge_round, "no round had a result, nothing to contribute");
         } else if let Some(sum) = self.contribution() {
@@ -223,6 +225,7 @@ impl Region {
         }
         let mut effects: Vec<Effect> = self.tell_traffic().into_iter().collect();
         self.told_bytes = (0, 0);
+        let contributions = self.take_lines();
         let plan = &self.ledger.plan;
         let partial = PartialAggregate {
             job: plan.spec.job.clone(),
@@ -232,7 +235,7 @@ impl Region {
             partial_id: self.partial_id(),
             num_examples: sum.num_examples(),
             sum_frame,
-            contributions: std::mem::take(&mut self.lines).into_values().collect(),
+            contributions,
             rounds: std::mem::take(&mut self.ledger.summaries),
             up_bytes: std::mem::take(&mut self.ledger.up_bytes),
             down_bytes: std::mem::take(&mut self.ledger.down_bytes),
@@ -253,6 +256,22 @@ impl Region {
         effects.push(Effect::Write(Write::Partial(job.clone(), pending)));
         effects.push(Effect::Write(Write::DropLines(job)));
         effects
+    }
+
+    /// All lines since the last contribution. An update that was accepted into a round without a result is not in the
+    /// sum, so its line says stale: what the lines count is what the sum holds.
+    fn take_lines(&mut self) -> Vec<Contribution> {
+        let counted = &self.ledger.counted;
+        let told = |mut line: Contribution| {
+            if line.verdict == Verdict::Accepted && !counted.contains(&line.round) {
+                line.verdict = Verdict::Stale;
+            }
+            line
+        };
+        std::mem::take(&mut self.lines)
+            .into_values()
+            .map(told)
+            .collect()
     }
 
     /// The same for one contribution whenever it is made from the same state, another one after each start.

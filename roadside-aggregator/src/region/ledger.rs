@@ -45,8 +45,8 @@ pub struct Ledger {
     pub next_round: RoundId,
     /// The contribution of this merge round is made, or there is none.
     pub done: bool,
-    /// Rounds with a result in this merge round.
-    pub edge_rounds: u32,
+    /// Rounds with a result in this merge round: those whose updates the contribution holds.
+    pub counted: Vec<RoundId>,
     /// Examples behind them.
     pub edge_examples: u64,
     /// The model that rounds start from: the plan's, or the regional one.
@@ -71,7 +71,7 @@ impl Ledger {
             contribute_by: contribute_by(now, plan.window_ends),
             next_round,
             done: false,
-            edge_rounds: 0,
+            counted: Vec::new(),
             edge_examples: 0,
             model: plan.model,
             terms: None,
@@ -113,7 +113,7 @@ impl Ledger {
 
     /// Starts the merge round over from the global model.
     pub(super) fn forget_rounds(&mut self) {
-        self.edge_rounds = 0;
+        self.counted.clear();
         self.edge_examples = 0;
         self.model = self.plan.model;
         self.terms = None;

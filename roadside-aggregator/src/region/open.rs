@@ -98,7 +98,7 @@ impl Region {
     pub(super) fn announce(&mut self) -> Vec<Effect> {
         self.closed_due = None;
         let Some(model) = &self.model else {
-            return Vec::new();
+            return self.announce_closed();
         };
         let open = self
             .round
@@ -121,10 +121,29 @@ impl Region {
             }),
             open: open.is_some(),
         };
+        self.publish_announcement(announcement)
+    }
+
+    /// While the plan's model is not here (or is not wanted, since the job is paused or finished), what was open is over:
+    /// the last announcement is told again, closed.
+    fn announce_closed(&mut self) -> Vec<Effect> {
+        let Some(last) = self.announced.take().filter(|last| last.open) else {
+            return Vec::new();
+        };
+        self.publish_announcement(Announcement {
+            cohort: Vec::new(),
+            deadline: Timestamp(0),
+            open: false,
+            ..last
+        })
+    }
+
+    fn publish_announcement(&mut self, announcement: Announcement) -> Vec<Effect> {
         let topic = self.topic(|roadside, job| Topic::Round { roadside, job });
         let payload = announcement.encode();
         // Between rounds nobody needs it: the cohort of the next round will get the next one.
         self.count_down(&topic, payload.len(), announcement.cohort.len());
+        self.announced = Some(announcement);
         vec![Effect::Publish {
             topic,
             payload,

@@ -383,6 +383,11 @@ fn open_records(path: &Path) -> Result<sled::Db, String> {
             // Every commit flushes; nothing else is to.
             .flush_every_ms(None)
             .open()
+            .and_then(|records| {
+                // Some damage shows only when it is read.
+                let entries = records.iter().find_map(Result::err);
+                entries.map_or(Ok(records), Err)
+            })
     };
     match catch_unwind(AssertUnwindSafe(open)) {
         Ok(Ok(records)) => Ok(records),

@@ -69,7 +69,7 @@ fn ledger() -> Ledger {
         contribute_by: Timestamp(950),
         next_round: RoundId(8),
         done: false,
-        edge_rounds: 1,
+        counted: vec![RoundId(1)],
         edge_examples: 55,
         model: Digest([2; 32]),
         terms: Some(RoundTerms {
