@@ -67,7 +67,7 @@ pub struct StorageConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitsConfig {
-    /// Most bytes of one gRPC message, 65536 to 67108864. Both ends must agree. Default 4194304 (4 MiB).
+    /// Most bytes of one gRPC message, 65536 to 16777216. Default 4194304 (4 MiB).
     pub max_message_bytes: usize,
     /// Most bytes of one piece of a model, 1024 to 262144. Default 262144 (256 KiB).
     pub piece_bytes: usize,
@@ -119,7 +119,7 @@ impl Config {
                 "limits.max_message_bytes",
                 limits.max_message_bytes as u64,
                 65_536,
-                64 << 20,
+                16 << 20, // no plan is larger: wayside_proto::convert::Plan::MAX_BYTES
             ),
             (
                 "limits.piece_bytes",

@@ -27,7 +27,7 @@ pub(crate) enum CreateError {
     #[error(transparent)]
     File(#[from] JobFileError),
     #[error(
-        "the plan of all jobs would have {got} bytes, at most {limit} fit a message: raise limits.max_message_bytes here and at the roadside units"
+        "the plan of all jobs would have {got} bytes, at most {limit} fit a message: raise limits.max_message_bytes at the cloud"
     )]
     Plan { got: usize, limit: usize },
     #[error("first version: {0}")]
