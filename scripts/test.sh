@@ -60,8 +60,18 @@ run_tests() {
     cargo test --release --locked --workspace --all-features --no-fail-fast 2>&1 | tee "$log"
 }
 
+# The kernels for ARM, where there is a compiler for it. It is large: only continuous integration installs it unasked.
+run_arm() {
+    if [[ ${WAYSIDE_ARM:-} != required ]] && ! scripts/arm.sh ready; then
+        echo "== arm: skipped, no compiler or emulator for aarch64 (WAYSIDE_ARM=required installs them)"
+        return 0
+    fi
+    scripts/arm.sh test 2>&1 | tee -a "$log"
+}
+
 static_steps
 step test run_tests
+step arm run_arm
 
 result=0
 all_passed || result=1

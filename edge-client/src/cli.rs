@@ -1,5 +1,8 @@
 //! The commands of the binary: what they take, do and print.
 
+mod bench;
+mod quantize;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
+use wayside_extractor::kernels::Isa;
 use wayside_host::config::{digest, process_env};
 use wayside_host::exit::{Exit, Failure, Format, fail_with, print_line};
 use wayside_host::shutdown::Shutdown;
@@ -34,6 +38,10 @@ enum Command {
     Run(ConfigArgs),
     /// Extracts the features of labelled pictures into one file, such as the cloud's held-back set.
     Features(FeaturesArgs),
+    /// Turns pretrained weights into the int8 weights that vehicles run.
+    Quantize(quantize::QuantizeArgs),
+    /// Measures how long the feature extractor takes on this machine.
+    Bench(bench::BenchArgs),
     /// Checks the configuration and the files it names, and starts nothing.
     CheckConfig(ConfigArgs),
 }
@@ -60,10 +68,10 @@ struct FeaturesArgs {
     /// Of a safetensors file: what stands before `images` and `labels` in its tensor names.
     #[arg(long, value_name = "TEXT", default_value = "")]
     prefix: String,
-    /// The backbone's weights.
+    /// The backbone's weights, quantized or f32: the file says which engine runs.
     #[arg(long, value_name = "FILE")]
     weights: PathBuf,
-    /// Where the features go.
+    /// Where the features go: CSV where the name ends in .csv, else safetensors.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Class names in the job's order; the default is the folder's sub-folders by name.
@@ -78,6 +86,10 @@ struct FeaturesArgs {
     /// Threads; 0 takes all cores but one.
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    /// Instruction set for quantized weights: scalar, avx2, avxvnni, avx512vnni, neon or `neon_dot`; the default is the
+    /// fastest that this CPU has. Features have the same bits on all of them.
+    #[arg(long)]
+    isa: Option<Isa>,
     /// How results and errors are printed: text or json.
     #[arg(long, default_value_t = Format::Text)]
     format: Format,
@@ -89,6 +101,8 @@ pub async fn execute(cli: Cli) -> ExitCode {
         Command::Run(args) => (args.format, run(&args).await),
         Command::CheckConfig(args) => (args.format, check_config(&args)),
         Command::Features(args) => (args.format, features(&args)),
+        Command::Quantize(args) => (args.format(), quantize::quantize(&args)),
+        Command::Bench(args) => (args.format, bench::bench(&args)),
     };
     match result {
         Ok(()) => Exit::Ok.into(),
@@ -112,7 +126,7 @@ async fn run(args: &ConfigArgs) -> Result<(), Failure> {
 fn check_config(args: &ConfigArgs) -> Result<(), Failure> {
     let config = Config::load(args.config.as_deref(), &args.set, process_env())?;
     let settings = config.settings()?;
-    let backbone = load_backbone(settings.weights.clone())?;
+    let backbone = load_backbone(settings.weights.clone(), None)?;
     let pictures = check_pictures(&settings)?;
     let (name, features) = (digest(&config), backbone.features());
     let line = match args.format {
@@ -137,7 +151,7 @@ fn check_config(args: &ConfigArgs) -> Result<(), Failure> {
 
 fn features(args: &FeaturesArgs) -> Result<(), Failure> {
     let source = config::source(&args.pictures, &args.prefix);
-    let backbone = load_backbone(args.weights.clone())?;
+    let backbone = load_backbone(args.weights.clone(), args.isa)?;
     let classes = classes(args, &source)?;
     let extraction = Extraction {
         source: &source,
@@ -160,8 +174,16 @@ fn features(args: &FeaturesArgs) -> Result<(), Failure> {
         );
         return Err(Failure::new(Exit::Pictures, message));
     }
-    set.write_safetensors(&args.out)
-        .map_err(|error| Failure::new(Exit::Failed, chain(&error)))?;
+    let csv = args
+        .out
+        .extension()
+        .is_some_and(|ext| ext.eq_ignore_ascii_case("csv"));
+    let written = if csv {
+        set.write_csv(&args.out)
+    } else {
+        set.write_safetensors(&args.out)
+    };
+    written.map_err(|error| Failure::new(Exit::Failed, chain(&error)))?;
     print(summary(args, &set, begun.elapsed().as_secs_f64()))
 }
 
@@ -214,6 +236,11 @@ fn classes(args: &FeaturesArgs, source: &PictureSource) -> Result<Vec<String>, F
     if !args.classes.is_empty() {
         return Ok(args.classes.clone());
     }
+    classes_of(source)
+}
+
+/// The names of a folder's sub-folders in order.
+fn classes_of(source: &PictureSource) -> Result<Vec<String>, Failure> {
     let PictureSource::Folder(root) = source else {
         let message = "a file of pictures does not say the job's order of classes: give --classes";
         return Err(Failure::new(Exit::Usage, message));
@@ -236,8 +263,10 @@ fn classes(args: &FeaturesArgs, source: &PictureSource) -> Result<Vec<String>, F
     Ok(names)
 }
 
-fn load_backbone(path: PathBuf) -> Result<Backbone, RunError> {
-    Backbone::load(&path).map_err(|source| RunError::Weights { path, source })
+/// - `isa`: of a quantized file; `None` takes the fastest.
+fn load_backbone(path: PathBuf, isa: Option<Isa>) -> Result<Backbone, RunError> {
+    Backbone::load_for(&path, isa.unwrap_or_else(Isa::detect))
+        .map_err(|source| RunError::Weights { path, source })
 }
 
 fn hex(digest: [u8; 32]) -> String {

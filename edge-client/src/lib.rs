@@ -6,6 +6,7 @@
 //! - [`config`]: the file, checked as a whole.
 //! - [`machine`]: what to fetch, when to train, what to send, what to forget.
 //! - [`pictures`], [`backbone`], [`features`], [`train`]: from a folder of pictures to a trained head.
+//! - [`quantize`]: from pretrained weights to the int8 network that vehicles run.
 //! - [`store`], [`spool`]: what survives a crash, as small records and as files.
 //! - [`event`]: what a watching program is told while a vehicle runs.
 //! - [`cli`]: the commands.
@@ -24,6 +25,7 @@ mod inbox;
 mod link;
 pub mod machine;
 pub mod pictures;
+pub mod quantize;
 pub mod spool;
 pub mod store;
 mod survey;

@@ -26,7 +26,8 @@ struct Vehicle {
 }
 
 fn weights() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/mobilenet_v3_large_075_coco.f16.safetensors")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("models/mobilenet_v3_large_075_coco.int8.safetensors")
 }
 
 impl Vehicle {

@@ -7,7 +7,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn weights() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/mobilenet_v3_large_075_coco.f16.safetensors")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("models/mobilenet_v3_large_075_coco.int8.safetensors")
 }
 
 fn client(args: &[&str]) -> Output {
@@ -269,4 +270,111 @@ fn a_running_vehicle_ends_on_sigterm_and_holds_its_folder() {
     assert!(kill.success());
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(0));
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&text).unwrap_or_else(|error| {
+        panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr))
+    })
+}
+
+/// torchvision weights become int8, int8 weights become features in a table, and too strict a demand leaves nothing.
+#[test]
+fn quantize_then_features() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let place = Place::new();
+    let [f32, pictures] = ["torchvision_small.safetensors", "."]
+        .map(|below| golden.join(below).display().to_string());
+    let [int8, csv] = ["int8.safetensors", "features.csv"].map(|below| place.path(below));
+    let (int8_text, csv_text) = (int8.display().to_string(), csv.display().to_string());
+    let quantize = |min_cosine: &str| {
+        client(&[
+            "quantize",
+            "--weights",
+            &f32,
+            "--pictures",
+            &pictures,
+            "--out",
+            &int8_text,
+            "--height",
+            "64",
+            "--width",
+            "48",
+            "--min-cosine",
+            min_cosine,
+            "--format",
+            "json",
+        ])
+    };
+    let refused = quantize("0.99999999");
+    assert_eq!(refused.status.code(), Some(44), "{refused:?}");
+    assert_eq!(json(&refused)["success"], false);
+    assert!(!int8.exists());
+
+    let done = json(&quantize("0.9"));
+    assert_eq!(done["success"], true, "{done}");
+    assert!(int8.exists());
+    let features = json(&client(&[
+        "features",
+        "--weights",
+        &int8_text,
+        "--pictures",
+        &pictures,
+        "--out",
+        &csv_text,
+        "--height",
+        "64",
+        "--width",
+        "48",
+        "--format",
+        "json",
+    ]));
+    assert_eq!(features["pictures"], 8, "{features}");
+    let table = std::fs::read_to_string(csv).unwrap();
+    let width = usize::try_from(features["features"].as_u64().unwrap()).unwrap();
+    assert_eq!(table.lines().count(), 9);
+    for line in table.lines() {
+        assert_eq!(line.split(',').count(), 2 + width, "{line}");
+    }
+}
+
+#[test]
+fn bench_says_what_scripts_read() {
+    let small = &[
+        "bench",
+        "--width",
+        "0.35",
+        "--size",
+        "64x48",
+        "--seconds",
+        "0.05",
+    ];
+    let bench = |more: &[&str]| json(&client(&[small, more, &["--format", "json"]].concat()));
+    for (more, isa) in [
+        (&["--isa", "scalar"][..], "scalar"),
+        (&["--engine", "f32", "--threads", "2"], "generic"),
+    ] {
+        let got = bench(more);
+        assert_eq!(got["isa"], isa, "{got}");
+        for key in [
+            "cpu_ms_min",
+            "cpu_ms_p10",
+            "cpu_ms_median",
+            "wall_ms_median",
+            "pictures_per_s",
+            "peak_rss_bytes",
+        ] {
+            assert!(got[key].as_f64().unwrap() > 0.0, "{key} in {got}");
+        }
+        assert_eq!(got["arena_bytes"].is_number(), isa == "scalar", "{got}");
+        assert!(
+            got["peak_rss_bytes"].as_u64().unwrap() <= 40_000_000,
+            "{got}"
+        );
+    }
+    let refused = client(&["bench", "--isa", "sse1"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let line = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(line.contains("avx512vnni"), "{line}");
 }

@@ -120,7 +120,7 @@ fn options(arguments: DemoArguments) -> DemoOptions {
             .data
             .unwrap_or_else(|| shipped("simulations/data/traffic_lights")),
         weights: arguments.weights.unwrap_or_else(|| {
-            shipped("edge-client/models/mobilenet_v3_large_075_coco.f16.safetensors")
+            shipped("edge-client/models/mobilenet_v3_large_075_coco.int8.safetensors")
         }),
         keep: arguments.keep,
         quiet: arguments.quiet,

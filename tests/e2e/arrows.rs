@@ -4,13 +4,19 @@ use cargo_metadata::{DependencyKind, MetadataCommand, Package};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Ours, with the libraries of ours that each may use.
-const ARROWS: [(&str, &[&str]); 8] = [
+const ARROWS: [(&str, &[&str]); 9] = [
     ("wayside-domain", &[]),
+    ("wayside-extractor", &[]),
     ("wayside-host", &["wayside-domain"]),
     ("wayside-proto", &["wayside-domain"]),
     (
         "edge-client",
-        &["wayside-domain", "wayside-proto", "wayside-host"],
+        &[
+            "wayside-domain",
+            "wayside-extractor",
+            "wayside-proto",
+            "wayside-host",
+        ],
     ),
     (
         "roadside-aggregator",

@@ -145,7 +145,7 @@ fn quoted(path: &Path) -> String {
 
 /// The backbone that the project ships.
 pub fn weights() -> PathBuf {
-    project().join("edge-client/models/mobilenet_v3_large_075_coco.f16.safetensors")
+    project().join("edge-client/models/mobilenet_v3_large_075_coco.int8.safetensors")
 }
 
 /// The project's root.

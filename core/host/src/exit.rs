@@ -45,11 +45,13 @@ pub enum Exit {
     Job = 42,
     /// 43: the model version is unknown or does not fit.
     ModelVersion = 43,
+    /// 44: a quantized network is too far from the one it was made of.
+    Accuracy = 44,
 }
 
 impl Exit {
     /// Every code, in order, as the documentation lists them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Ok,
         Self::Failed,
         Self::Usage,
@@ -67,6 +69,7 @@ impl Exit {
         Self::Pictures,
         Self::Job,
         Self::ModelVersion,
+        Self::Accuracy,
     ];
 
     /// The number the process ends with.
@@ -96,6 +99,7 @@ impl Exit {
             Self::Pictures => "pictures missing or undecodable",
             Self::Job => "job unknown or not valid",
             Self::ModelVersion => "model version unknown or unfit",
+            Self::Accuracy => "quantized network too far from the original",
         }
     }
 }
@@ -235,7 +239,7 @@ mod tests {
         assert_eq!(
             Exit::ALL.map(Exit::code),
             [
-                0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32, 33, 40, 41, 42, 43
+                0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32, 33, 40, 41, 42, 43, 44
             ]
         );
         assert!(Exit::ALL.iter().all(|exit| !exit.meaning().is_empty()));

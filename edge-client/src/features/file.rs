@@ -1,9 +1,11 @@
-//! A set of features as one safetensors file, such as the cloud's held-back set.
+//! A set of features as one file: safetensors, such as the cloud's held-back set, or CSV for other programs.
 //!
 //! Tensors `features` (F32 `[n, d]`) and `labels` (U8 `[n]`); metadata `backbone` (64 hex digits), `classes` (names by
 //! comma), `input_size` (`128x64`) and `names` (a JSON list).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,6 +16,14 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::FeatureSet;
 use crate::pictures::InputSize;
+
+/// A field of CSV, quoted where it must be.
+fn field(text: &str) -> Cow<'_, str> {
+    if text.contains(['"', ',', '\n', '\r']) {
+        return Cow::Owned(format!("\"{}\"", text.replace('"', "\"\"")));
+    }
+    Cow::Borrowed(text)
+}
 
 /// Largest file of features that is read, in bytes.
 pub const MAX_FEATURE_FILE_BYTES: u64 = 256 * 1024 * 1024;
@@ -114,6 +124,34 @@ impl FeatureSet {
             Some(metadata),
         )?;
         write_atomically(path, &bytes).map_err(|source| FeatureFileError::Io {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// Writes the set as CSV: a header `name,class,f0,f1,...`, then a row an example. Features are written with the
+    /// fewest digits that read back to the same f32; names and classes are quoted where CSV (RFC 4180) needs it.
+    ///
+    /// # Errors
+    /// [`FeatureFileError::Io`].
+    pub fn write_csv(&self, path: &Path) -> Result<(), FeatureFileError> {
+        let mut text = String::from("name,class");
+        for feature in 0..self.features.ncols() {
+            let _ = write!(text, ",f{feature}");
+        }
+        text.push('\n');
+        let examples = self.features.rows().into_iter().zip(&self.names);
+        for ((values, name), label) in examples.zip(&self.labels) {
+            let class = self.classes.get(usize::from(*label));
+            text.push_str(&field(name));
+            text.push(',');
+            text.push_str(&field(class.map_or("", String::as_str)));
+            for value in values {
+                let _ = write!(text, ",{value}");
+            }
+            text.push('\n');
+        }
+        write_atomically(path, text.as_bytes()).map_err(|source| FeatureFileError::Io {
             path: path.to_owned(),
             source,
         })
@@ -297,6 +335,18 @@ mod tests {
         std::fs::write(&path, b"older").unwrap();
         set().write_safetensors(&path).unwrap();
         assert_eq!(FeatureSet::read_safetensors(&path).unwrap(), set());
+    }
+
+    #[test]
+    fn csv_has_a_row_an_example() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("set.csv");
+        set().write_csv(&path).unwrap();
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            "name,class,f0,f1\n\"red/a, \"\"b\"\".png\",red,1,-2.5\ngreen/c.png,green,0,0.00000000000000000001\n\
+             red/d.png,red,3,4\n"
+        );
     }
 
     #[test]

@@ -1,0 +1,607 @@
+//! Runs a quantized network: one fixed arena a thread, nothing allocated per picture.
+//!
+//! A block's expansion is never a whole plane: rows go into a ring just large enough for the depthwise kernel, one or
+//! two output rows are made from it, and, where no gate stands between, projected at once. So the working set stays in
+//! a small cache. Invariant: features depend on the network and the picture alone, not on the instruction set, on what
+//! ran before, or on other threads.
+
+use std::sync::Arc;
+
+use crate::check::CheckError;
+use crate::dense::{combine, enter_into, gate, hard_swish, means_into, pixels, ratios};
+use crate::kernels::{Aligned, Depthwise, Isa, Output, Pointwise, column_sums, gate as gate_plane};
+use crate::layer::{Layer, padded};
+use crate::quantized::{Dense, Grid, QuantBlock, QuantConv, QuantGate, QuantNetwork};
+use crate::topology::{self, Activation, Padding};
+
+/// Why a network cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The network's numbers are not fit.
+    #[error(transparent)]
+    Network(#[from] CheckError),
+    /// An instruction set was forced that is not there.
+    #[error("this CPU has no {isa}; it has {}", available())]
+    Isa {
+        /// What was asked for.
+        isa: Isa,
+    },
+}
+
+fn available() -> String {
+    let here = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    here.map(Isa::name).collect::<Vec<_>>().join(", ")
+}
+
+/// A network laid out for one instruction set; threads share it and each run their own [`Session`].
+#[derive(Clone, Debug)]
+pub struct Model {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    isa: Isa,
+    padding: Padding,
+    sixth: f32,
+    border: [u8; 3],
+    stem: Pointwise,
+    stem_channels: usize,
+    blocks: Vec<Block>,
+    last: Pointwise,
+    /// For each feature, from the mean of the sums to the feature.
+    last_factor: Vec<f32>,
+    pooled: Option<Matrix>,
+}
+
+#[derive(Debug)]
+struct Block {
+    expand: Option<Pointwise>,
+    depthwise: Depthwise,
+    kernel: usize,
+    stride: usize,
+    /// Stored channels of the block's input, the depthwise convolution and the output.
+    input: usize,
+    hidden: usize,
+    output: usize,
+    /// The byte around the depthwise convolution's input, by stored channel.
+    zero: Vec<u8>,
+    gate: Option<Gate>,
+    project: Pointwise,
+    residual: bool,
+}
+
+#[derive(Debug)]
+struct Gate {
+    squeeze: Matrix,
+    excite: Matrix,
+    ratios: Vec<f32>,
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
+/// A [`Dense`] on the pointwise kernels.
+#[derive(Debug)]
+struct Matrix {
+    kernel: Pointwise,
+    input: usize,
+    output: usize,
+    /// In the kernel's own order of channels.
+    scale: Vec<f32>,
+    bias: Vec<f32>,
+    low: f32,
+    step: f32,
+}
+
+impl Matrix {
+    fn new(isa: Isa, dense: Dense) -> Self {
+        let conv = QuantConv {
+            output: dense.output,
+            input: dense.input,
+            kernel: 1,
+            weight: dense.weight,
+            bias: vec![0; dense.output],
+            scale: dense.scale,
+        };
+        let kernel = Pointwise::new(isa, Layer::raw(&conv), 1);
+        Self {
+            input: dense.input,
+            output: dense.output,
+            scale: kernel.lanes(&conv.scale),
+            bias: kernel.lanes(&dense.bias),
+            kernel,
+            low: dense.low,
+            step: dense.step,
+        }
+    }
+
+    /// - `vectors.entered`: the input, as 16-bit numbers.
+    /// - returns: the output in `vectors.real`.
+    fn run(&self, vectors: &mut Vectors, scratch: &mut [i16]) {
+        let length = self.input.next_multiple_of(4);
+        let (high, low) = vectors.rows[..2 * length].split_at_mut(length);
+        let numbers = vectors.entered[..self.input].iter();
+        for ((high, low), number) in high.iter_mut().zip(low).zip(numbers) {
+            [*high, *low] = number.to_be_bytes();
+        }
+        let rows = &vectors.rows[..2 * length];
+        let output = Output::Raw(&mut vectors.raw);
+        self.kernel.run(&[rows], (length, 2), output, scratch);
+        let (high, low) = vectors.raw.split_at(padded(self.output));
+        let sums = high.iter().zip(low).zip(self.scale.iter().zip(&self.bias));
+        for (real, ((high, low), (scale, bias))) in vectors.real.iter_mut().zip(sums) {
+            *real = combine(*high, *low, *scale, *bias);
+        }
+        self.kernel.natural(&mut vectors.real[..self.scale.len()]);
+    }
+}
+
+/// Zero points by stored channel.
+fn zeros(grid: &Grid) -> Vec<u8> {
+    let mut zero = grid.zero.clone();
+    zero.resize(padded(zero.len()), 0);
+    zero
+}
+
+impl Gate {
+    fn new(isa: Isa, gate: QuantGate, hidden: &Grid) -> Self {
+        Self {
+            squeeze: Matrix::new(isa, gate.squeeze),
+            excite: Matrix::new(isa, gate.excite),
+            ratios: ratios(hidden, &gate.gated),
+            from: zeros(hidden),
+            to: zeros(&gate.gated),
+        }
+    }
+}
+
+impl Model {
+    /// Checks a network and lays it out.
+    ///
+    /// # Errors
+    /// [`EngineError`]; a network that passes never overflows.
+    pub fn new(network: QuantNetwork, isa: Isa) -> Result<Self, EngineError> {
+        if !isa.is_available() {
+            return Err(EngineError::Isa { isa });
+        }
+        network.check()?;
+        let sixth = network.sixth;
+        let stem = Layer::hard_swish(&network.stem, &network.stem_output, sixth);
+        let stem_channels = padded(network.stem.output);
+        let mut grid = network.stem_output;
+        let mut blocks = Vec::with_capacity(network.blocks.len());
+        // Each block goes when it has been laid out, so that no more than one is there twice.
+        for (block, shape) in network.blocks.into_iter().zip(network.family.blocks()) {
+            let output = block.output.clone();
+            blocks.push(Block::new(isa, block, *shape, &grid, sixth));
+            grid = output;
+        }
+        let last = Layer::pool(&network.last, sixth);
+        Ok(Self {
+            shared: Arc::new(Shared {
+                isa,
+                padding: network.padding,
+                sixth,
+                border: network.border,
+                stem: Pointwise::new(isa, stem, 3),
+                stem_channels,
+                blocks,
+                last_factor: last.factor.clone(),
+                last: Pointwise::new(isa, last, 1),
+                pooled: network.pooled.map(|dense| Matrix::new(isa, dense)),
+            }),
+        })
+    }
+
+    /// The instruction set that it runs on.
+    pub fn isa(&self) -> Isa {
+        self.shared.isa
+    }
+
+    /// Length of a feature vector.
+    pub fn features(&self) -> usize {
+        let pooled = self.shared.pooled.as_ref();
+        pooled.map_or(self.shared.last_factor.len(), |matrix| matrix.output)
+    }
+
+    /// A session for pictures of one size, with all the memory that it will ever use.
+    pub fn session(&self, height: usize, width: usize) -> Session {
+        Session::new(self.clone(), height, width)
+    }
+}
+
+/// Lengths of the arena's parts, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parts {
+    /// Planes between blocks: one block reads the first and writes the second, the next the other way round.
+    planes: [usize; 2],
+    ring: usize,
+    /// Depthwise output: two rows, or the whole plane where a gate follows.
+    hidden: usize,
+    quads: usize,
+}
+
+/// Vectors between planes.
+#[derive(Debug)]
+struct Vectors {
+    sums: Vec<u32>,
+    entered: Vec<u16>,
+    /// The bytes of `entered`, high ones and low ones.
+    rows: Vec<u8>,
+    raw: Vec<i32>,
+    real: Vec<f32>,
+    factors: Vec<i16>,
+    pooled: Vec<f32>,
+}
+
+/// What one thread needs to run pictures of one size.
+#[derive(Debug)]
+pub struct Session {
+    model: Model,
+    height: usize,
+    width: usize,
+    parts: Parts,
+    arena: Aligned<u8>,
+    wide: Vec<i16>,
+    vectors: Vectors,
+}
+
+/// Start of a cache line, for every part of the arena.
+const LINE: usize = 64;
+
+/// Behind each part, since kernels read whole quads and whole registers.
+const SLACK: usize = 64;
+
+/// Columns of a ring row: the padding, the row, and one more pixel for the kernels.
+fn ring_columns(padding: Padding, width: usize, kernel: usize, stride: usize) -> usize {
+    let (left, output) = padding.axis(width, kernel, stride);
+    (left + width).max(output.saturating_sub(1) * stride + kernel) + 1
+}
+
+/// Output rows that one turn of the ring makes.
+fn strip(stride: usize) -> usize {
+    if stride == 1 { 2 } else { 1 }
+}
+
+/// Input rows that one turn of the ring needs.
+fn ring_rows(kernel: usize, stride: usize) -> usize {
+    (strip(stride) - 1) * stride + kernel
+}
+
+impl Session {
+    fn new(model: Model, height: usize, width: usize) -> Self {
+        let shared = &model.shared;
+        let padding = shared.padding;
+        let (mut h, mut w) = (height.div_ceil(2), width.div_ceil(2));
+        let mut parts = Parts::default();
+        parts.planes[0] = h * w * shared.stem_channels;
+        parts.ring = (ring_columns(padding, width, 3, 2) * 3 + 4) * 4;
+        let mut longest = shared.last_factor.len();
+        let mut scratch = shared.stem.scratch().max(shared.last.scratch());
+        for (index, block) in shared.blocks.iter().enumerate() {
+            let columns = ring_columns(padding, w, block.kernel, block.stride);
+            // One row more, of zero points, for what lies outside.
+            let rows = ring_rows(block.kernel, block.stride) + 1;
+            parts.ring = parts.ring.max(columns * rows * block.hidden);
+            (h, w) = (h.div_ceil(block.stride), w.div_ceil(block.stride));
+            let strip = if block.gate.is_some() {
+                h
+            } else {
+                strip(block.stride).min(h)
+            };
+            parts.hidden = parts.hidden.max(strip * w * block.hidden);
+            let plane = &mut parts.planes[(index + 1) % 2];
+            *plane = (*plane).max(h * w * block.output);
+            parts.quads = parts.quads.max(block.depthwise.scratch());
+            longest = longest.max(block.hidden).max(block.output);
+            let kernels = block.expand.iter().chain([&block.project]);
+            scratch = kernels.fold(scratch, |most, kernel| most.max(kernel.scratch()));
+            for matrix in block.gate.iter().flat_map(|g| [&g.squeeze, &g.excite]) {
+                scratch = scratch.max(matrix.kernel.scratch());
+                longest = longest.max(matrix.input).max(matrix.output);
+            }
+        }
+        if let Some(matrix) = &shared.pooled {
+            scratch = scratch.max(matrix.kernel.scratch());
+            longest = longest.max(matrix.input).max(matrix.output);
+        }
+        let whole = |part: usize| (part + SLACK).next_multiple_of(LINE);
+        parts = Parts {
+            planes: parts.planes.map(whole),
+            ring: whole(parts.ring),
+            hidden: whole(parts.hidden),
+            quads: whole(parts.quads),
+        };
+        let total = parts.planes.iter().sum::<usize>() + parts.ring + parts.hidden + parts.quads;
+        let longest = padded(longest);
+        Self {
+            height,
+            width,
+            parts,
+            arena: Aligned::zeroed(total),
+            wide: vec![0; scratch],
+            vectors: Vectors {
+                sums: vec![0; longest],
+                entered: vec![0; longest],
+                rows: vec![0; 2 * longest],
+                raw: vec![0; 2 * longest],
+                real: vec![0.0; longest],
+                factors: vec![0; longest],
+                pooled: vec![0.0; longest],
+            },
+            model,
+        }
+    }
+
+    /// Height and width of the pictures that it takes.
+    pub fn size(&self) -> (usize, usize) {
+        (self.height, self.width)
+    }
+
+    /// Bytes of memory that a running picture uses, apart from the model.
+    pub fn arena_bytes(&self) -> usize {
+        // u32, u16, two u8, two i32, two f32 and an i16 for each entry of the vectors.
+        self.arena.len() + self.wide.len() * 2 + self.vectors.sums.len() * 26
+    }
+
+    /// The features of one picture.
+    ///
+    /// - `rgb`: shape `[height, width, 3]`.
+    /// - `features`: shape `[features]`.
+    ///
+    /// # Panics
+    /// If the lengths are others.
+    pub fn run(&mut self, rgb: &[u8], features: &mut [f32]) {
+        assert_eq!(rgb.len(), self.height * self.width * 3, "picture's length");
+        assert_eq!(features.len(), self.model.features(), "features' length");
+        let shared = &self.model.shared;
+        let (mut x, rest) = self.arena.split_at_mut(self.parts.planes[0]);
+        let (mut y, rest) = rest.split_at_mut(self.parts.planes[1]);
+        let (ring, rest) = rest.split_at_mut(self.parts.ring);
+        let (hidden, rest) = rest.split_at_mut(self.parts.hidden);
+        let mut room = Room {
+            ring,
+            hidden,
+            quads: &mut rest[..self.parts.quads],
+            wide: &mut self.wide,
+            vectors: &mut self.vectors,
+        };
+        stem(shared, rgb, (self.height, self.width), x, &mut room);
+        let (mut height, mut width) = (self.height.div_ceil(2), self.width.div_ceil(2));
+        for block in &shared.blocks {
+            block.run(shared, x, (height, width), y, &mut room);
+            std::mem::swap(&mut x, &mut y);
+            height = height.div_ceil(block.stride);
+            width = width.div_ceil(block.stride);
+        }
+        pool(shared, x, height * width, features, &mut room);
+    }
+}
+
+/// The arena but for the planes.
+struct Room<'a> {
+    ring: &'a mut [u8],
+    hidden: &'a mut [u8],
+    quads: &'a mut [u8],
+    wide: &'a mut [i16],
+    vectors: &'a mut Vectors,
+}
+
+/// The first convolution: rows of the picture go into a ring with their border, patches are read from there.
+fn stem(
+    shared: &Shared,
+    rgb: &[u8],
+    (height, width): (usize, usize),
+    to: &mut [u8],
+    room: &mut Room<'_>,
+) {
+    let (top, rows) = shared.padding.axis(height, 3, 2);
+    let (left, columns) = shared.padding.axis(width, 3, 2);
+    let length = ring_columns(shared.padding, width, 3, 2) * 3 + 4;
+    for row in room.ring[..4 * length].chunks_exact_mut(length) {
+        for pixel in row.as_chunks_mut::<3>().0 {
+            *pixel = shared.border;
+        }
+    }
+    let mut ready = 0;
+    for row in 0..rows {
+        let reach = (row * 2 + 3).saturating_sub(top).min(height);
+        for input in ready..reach {
+            let at = (input % 3) * length + left * 3;
+            let from = &rgb[input * width * 3..][..width * 3];
+            room.ring[at..at + width * 3].copy_from_slice(from);
+        }
+        ready = ready.max(reach);
+        let under: [&[u8]; 3] = std::array::from_fn(|y| {
+            let input = (row * 2 + y).checked_sub(top).filter(|row| *row < height);
+            let slot = input.map_or(3, |row| row % 3);
+            &room.ring[slot * length..][..length]
+        });
+        let line = columns * shared.stem_channels;
+        let output = Output::Bytes {
+            to: &mut to[row * line..][..line],
+            residual: &[],
+        };
+        shared.stem.run(&under, (6, columns), output, room.wide);
+    }
+}
+
+impl Block {
+    /// - `grid`: of the block's input.
+    fn new(isa: Isa, block: QuantBlock, shape: topology::Block, grid: &Grid, sixth: f32) -> Self {
+        let activated = |conv: &QuantConv, output: &Grid| match shape.activation {
+            Activation::HardSwish => Layer::hard_swish(conv, output, sixth),
+            _ => Layer::relu(conv, output),
+        };
+        let around = block.expand.as_ref().map_or(grid, |(_, output)| output);
+        let project = Layer::linear(
+            &block.project,
+            &block.output,
+            block.residual.then_some(grid),
+        );
+        let depthwise = activated(&block.depthwise, &block.hidden);
+        Self {
+            kernel: shape.kernel,
+            stride: shape.stride,
+            input: padded(grid.zero.len()),
+            hidden: padded(block.depthwise.output),
+            output: padded(block.project.output),
+            zero: zeros(around),
+            residual: block.residual,
+            project: Pointwise::new(isa, project, 1),
+            depthwise: Depthwise::new(isa, depthwise, (shape.kernel, shape.stride)),
+            expand: block
+                .expand
+                .map(|(conv, output)| Pointwise::new(isa, activated(&conv, &output), 1)),
+            gate: block.gate.map(|gate| Gate::new(isa, gate, &block.hidden)),
+        }
+    }
+
+    /// From plane `x` (height and width as given) to plane `to`.
+    fn run(
+        &self,
+        shared: &Shared,
+        x: &[u8],
+        (height, width): (usize, usize),
+        to: &mut [u8],
+        room: &mut Room<'_>,
+    ) {
+        let (top, rows) = shared.padding.axis(height, self.kernel, self.stride);
+        let (left, columns) = shared.padding.axis(width, self.kernel, self.stride);
+        let slots = ring_rows(self.kernel, self.stride);
+        let length = ring_columns(shared.padding, width, self.kernel, self.stride) * self.hidden;
+        let inner = left * self.hidden..(left + width) * self.hidden;
+        for (slot, row) in room
+            .ring
+            .chunks_exact_mut(length)
+            .take(slots + 1)
+            .enumerate()
+        {
+            // The last slot stands for rows outside.
+            let kept = if slot == slots { 0..0 } else { inner.clone() };
+            for pixel in row[..kept.start].chunks_exact_mut(self.hidden) {
+                pixel.copy_from_slice(&self.zero);
+            }
+            for pixel in row[kept.end..].chunks_exact_mut(self.hidden) {
+                pixel.copy_from_slice(&self.zero);
+            }
+        }
+        let mut ready = 0;
+        let mut row = 0;
+        while row < rows {
+            let count = strip(self.stride).min(rows - row);
+            let first = row * self.stride;
+            let reach = (first + (count - 1) * self.stride + self.kernel)
+                .saturating_sub(top)
+                .min(height);
+            for input in ready..reach {
+                let slot = &mut room.ring[(input % slots) * length..][..length];
+                let to = &mut slot[inner.clone()];
+                let from = &x[input * width * self.input..];
+                match &self.expand {
+                    Some(expand) => {
+                        let residual = &[];
+                        let output = Output::Bytes { to, residual };
+                        expand.run(&[from], (self.input, width), output, room.wide);
+                    }
+                    None => to.copy_from_slice(&from[..to.len()]),
+                }
+            }
+            ready = ready.max(reach);
+            let under: [&[u8]; 6] = std::array::from_fn(|y| {
+                let input = (first + y.min(slots - 1)).checked_sub(top);
+                let slot = input
+                    .filter(|row| *row < height)
+                    .map_or(slots, |row| row % slots);
+                &room.ring[slot * length..][..length]
+            });
+            let line = columns * self.hidden;
+            let at = if self.gate.is_some() { row * line } else { 0 };
+            let hidden = &mut room.hidden[at..][..count * line];
+            self.depthwise
+                .run(&under, (columns, count), hidden, room.quads);
+            if self.gate.is_none() {
+                self.project(x, row * columns, columns * count, to, room);
+            }
+            row += count;
+        }
+        if let Some(gate) = &self.gate {
+            let plane = &mut room.hidden[..rows * columns * self.hidden];
+            gate.run(shared, plane, rows * columns, room.vectors, room.wide);
+            self.project(x, 0, rows * columns, to, room);
+        }
+    }
+
+    /// Projects the first `count` pixels of the hidden plane to the output's from `first` on.
+    fn project(&self, x: &[u8], first: usize, count: usize, to: &mut [u8], room: &mut Room<'_>) {
+        let residual = if self.residual {
+            &x[first * self.input..]
+        } else {
+            &[]
+        };
+        let to = &mut to[first * self.output..][..count * self.output];
+        let output = Output::Bytes { to, residual };
+        self.project
+            .run(&[room.hidden], (self.hidden, count), output, room.wide);
+    }
+}
+
+impl Gate {
+    fn run(
+        &self,
+        shared: &Shared,
+        plane: &mut [u8],
+        count: usize,
+        vectors: &mut Vectors,
+        scratch: &mut [i16],
+    ) {
+        let stored = self.from.len();
+        let sums = &mut vectors.sums[..stored];
+        sums.fill(0);
+        column_sums(shared.isa, plane, sums);
+        means_into(sums, count, &mut vectors.entered);
+        self.squeeze.run(vectors, scratch);
+        let hidden = &mut vectors.real[..self.excite.input];
+        for x in hidden.iter_mut() {
+            *x = x.max(0.0);
+        }
+        let (low, step) = (self.excite.low, self.excite.step);
+        enter_into(low, step, hidden, &mut vectors.entered);
+        self.excite.run(vectors, scratch);
+        let factors = &mut vectors.factors[..stored];
+        factors.fill(0);
+        for ((factor, x), ratio) in factors.iter_mut().zip(&vectors.real).zip(&self.ratios) {
+            *factor = gate(*x, shared.sixth, *ratio);
+        }
+        gate_plane(shared.isa, plane, &self.from, factors, &self.to);
+    }
+}
+
+/// The last convolution, the mean over the picture, and the layer on it.
+fn pool(shared: &Shared, x: &[u8], count: usize, features: &mut [f32], room: &mut Room<'_>) {
+    let channels = shared.last_factor.len();
+    let input = shared
+        .blocks
+        .last()
+        .map_or(shared.stem_channels, |b| b.output);
+    let vectors = &mut *room.vectors;
+    let sums = &mut vectors.real[..padded(channels)];
+    sums.fill(0.0);
+    let output = Output::Sums(sums);
+    shared.last.run(&[x], (input, count), output, room.wide);
+    shared.last.natural(sums);
+    let factors = shared.last_factor.iter();
+    for ((pooled, sum), factor) in vectors.pooled.iter_mut().zip(sums).zip(factors) {
+        *pooled = (*sum / pixels(count)) * factor;
+    }
+    let Some(matrix) = &shared.pooled else {
+        features.copy_from_slice(&vectors.pooled[..channels]);
+        return;
+    };
+    let pooled = &vectors.pooled[..matrix.input];
+    enter_into(matrix.low, matrix.step, pooled, &mut vectors.entered);
+    matrix.run(vectors, room.wide);
+    for (feature, x) in features.iter_mut().zip(&vectors.real) {
+        *feature = hard_swish(*x, shared.sixth);
+    }
+}

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Prints the figures that docs/performance.md quotes. Close other programs first: CPU times are sound on a busy machine,
+# wall times are not.
+#
+#   scripts/bench.sh            the vehicle's feature extractor as a program, then criterion's benches
+#   scripts/bench.sh quick      the programs only
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+cargo build --release --locked --workspace --all-features
+client=target/release/edge-client
+
+echo "== feature extraction: CPU ms a picture, 224x224"
+isas=(scalar)
+for isa in avx2 avxvnni avx512vnni neon neon_dot; do
+    if "$client" bench --isa "$isa" --seconds 0.1 >/dev/null 2>&1; then
+        isas+=("$isa")
+    fi
+done
+row() {
+    "$client" bench --format json --seconds 3 "$@" |
+        python3 -c 'import json, sys
+r = json.load(sys.stdin)
+print("{network:6} {engine:5} {isa:11} batch {batch:3} threads {threads}: min {cpu_ms_min:7.3f}  p10 {cpu_ms_p10:7.3f}  median {cpu_ms_median:7.3f}  wall {wall_ms_median:7.3f}  {pictures_per_s:8.1f}/s  rss {rss:.1f} MB".format(rss=r["peak_rss_bytes"] / 1e6, **r))'
+}
+for network in small large; do
+    for isa in "${isas[@]}"; do
+        row --network "$network" --isa "$isa"
+    done
+    row --network "$network" --batch 16
+    row --network "$network" --threads 2
+    row --network "$network" --engine f32
+done
+
+if [[ ${1:-} != quick ]]; then
+    cargo bench --locked -p wayside-extractor --bench engine --bench kernels
+fi
