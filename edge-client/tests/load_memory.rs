@@ -21,7 +21,7 @@ fn peak(name: &str) -> (u64, u64) {
     (counted.bytes_max, length)
 }
 
-/// Half precision becomes f32, int8 is read as a whole and then laid out: both cost the file once more.
+/// Half precision becomes f32; int8 is read as a whole, then laid out block by block.
 #[test]
 fn loading_takes_twice_the_file() {
     for name in [
