@@ -5,10 +5,11 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use edge_client::backbone::read_float_bytes;
+use edge_client::backbone::{BackboneError, read_float_bytes};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, Value, json};
+use wayside_extractor::float::FloatNetwork;
 
 static GOOD: LazyLock<File> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
@@ -55,13 +56,29 @@ impl File {
 
     /// The error of the changed file.
     fn error(&self) -> String {
-        read_float_bytes(&self.bytes()).unwrap_err().to_string()
+        read_within(&self.bytes()).unwrap_err().to_string()
     }
+}
+
+/// What a parsed header takes beside the network.
+const SLACK_BYTES: u64 = 256 * 1024;
+
+/// Reads while counting: whatever a file claims, it never costs more than twice its size.
+fn read_within(bytes: &[u8]) -> Result<FloatNetwork, BackboneError> {
+    let mut result = None;
+    let counted = allocation_counter::measure(|| result = Some(read_float_bytes(bytes)));
+    let length = u64::try_from(bytes.len()).unwrap();
+    let peak = counted.bytes_max;
+    assert!(
+        peak <= 2 * length + SLACK_BYTES,
+        "{peak} bytes for {length}"
+    );
+    result.unwrap()
 }
 
 #[test]
 fn the_undamaged_file_is_read() {
-    assert!(read_float_bytes(&GOOD.bytes()).is_ok());
+    assert!(read_within(&GOOD.bytes()).is_ok());
 }
 
 proptest! {
@@ -70,7 +87,7 @@ proptest! {
     #[test]
     fn a_truncated_file_is_an_error(at in any::<Index>()) {
         let bytes = GOOD.bytes();
-        let error = read_float_bytes(&bytes[..at.index(bytes.len())]).unwrap_err().to_string();
+        let error = read_within(&bytes[..at.index(bytes.len())]).unwrap_err().to_string();
         prop_assert!(error.starts_with("damaged safetensors file"), "{}", error);
     }
 
@@ -81,7 +98,7 @@ proptest! {
         let mut bytes = GOOD.bytes();
         prop_assume!(bytes[..8] != length.to_le_bytes());
         bytes[..8].copy_from_slice(&length.to_le_bytes());
-        let error = read_float_bytes(&bytes).unwrap_err().to_string();
+        let error = read_within(&bytes).unwrap_err().to_string();
         prop_assert!(error.starts_with("damaged safetensors file"), "{}", error);
     }
 
@@ -176,7 +193,7 @@ proptest! {
         for (at, byte) in damage {
             bytes[at.index(end)] = byte;
         }
-        if let Ok(network) = read_float_bytes(&bytes) {
+        if let Ok(network) = read_within(&bytes) {
             prop_assert!(network.stem.weight.iter().all(|x| x.is_finite()));
         }
     }

@@ -108,15 +108,12 @@ pub fn read(bytes: &[u8]) -> Result<(QuantNetwork, Provenance), FileError> {
             return Err(FileError::HeaderTooLarge { got, limit });
         }
     }
-    let (_, header) = SafeTensors::read_metadata(bytes)?;
-    let metadata = Texts(
-        header
-            .metadata()
-            .clone()
-            .unwrap_or_default()
-            .into_iter()
-            .collect(),
-    );
+    let metadata = {
+        // Its own scope: a parsed header is several times as large as its text, and is parsed once more below.
+        let (_, header) = SafeTensors::read_metadata(bytes)?;
+        let entries = header.metadata().iter().flatten();
+        Texts(entries.map(|(k, v)| (k.clone(), v.clone())).collect())
+    };
     metadata.choice("format", "\"wayside-int8-1\"", |text| {
         (text == FORMAT).then_some(())
     })?;

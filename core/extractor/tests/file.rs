@@ -271,7 +271,7 @@ fn a_huge_header_is_refused_before_it_is_read() {
     let mut bytes = write(&tiny(Family::Small, &[4], None, 1), &provenance());
     for length in [1 << 63, u64::MAX, MAX_HEADER_BYTES + 1] {
         bytes[..8].copy_from_slice(&length.to_le_bytes());
-        let error = read(&bytes).unwrap_err();
+        let error = read_within(&bytes).unwrap_err();
         let FileError::HeaderTooLarge { got, .. } = error else {
             panic!("{error}");
         };
@@ -343,9 +343,26 @@ fn data_start(bytes: &[u8]) -> usize {
     8 + usize::try_from(length).unwrap()
 }
 
+/// What a parsed header takes beside the network.
+const SLACK_BYTES: u64 = 256 * 1024;
+
+/// Reads while counting: whatever a file claims, it never costs more than twice its size.
+fn read_within(bytes: &[u8]) -> Result<(QuantNetwork, Provenance), FileError> {
+    let mut result = None;
+    let counted = allocation_counter::measure(|| result = Some(read(bytes)));
+    let length = u64::try_from(bytes.len()).unwrap();
+    // The bytes themselves are the first time.
+    let peak = length + counted.bytes_max;
+    assert!(
+        peak <= 2 * length + SLACK_BYTES,
+        "{peak} bytes for {length}"
+    );
+    result.unwrap()
+}
+
 /// A damaged file is refused, or what came of it can be run.
 fn survive(bytes: &[u8]) {
-    match read(bytes) {
+    match read_within(bytes) {
         Ok((network, _)) => network.check().unwrap(),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
@@ -371,7 +388,7 @@ proptest! {
     #[test]
     fn a_file_cut_short_is_refused(keep in any::<Index>()) {
         let bytes = write(&tiny(Family::Small, &[3, 4], Some(2), 1), &provenance());
-        prop_assert!(read(&bytes[..keep.index(bytes.len())]).is_err());
+        prop_assert!(read_within(&bytes[..keep.index(bytes.len())]).is_err());
     }
 
     #[test]
@@ -413,6 +430,6 @@ proptest! {
 
     #[test]
     fn noise_makes_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        prop_assert!(read(&bytes).is_err());
+        prop_assert!(read_within(&bytes).is_err());
     }
 }
