@@ -4,10 +4,10 @@
 //! - [`float`]: a pretrained network in f32, as the vehicle's backbone and the quantizer read it.
 //! - [`quantized`]: the same in int8.
 //! - [`check`]: what must hold of such a network before a kernel sees it.
-//! - [`file`]: its file.
+//! - [`mod@file`]: its file.
 //! - [`layer`], [`kernels`]: its convolutions, laid out for an instruction set.
 //! - [`engine`]: runs it.
-//! - [`reference`]: what the engine computes, written down plainly.
+//! - [`mod@reference`]: what the engine computes, written down plainly.
 //! - [`random`]: networks of random numbers.
 
 pub mod check;

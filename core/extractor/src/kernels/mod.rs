@@ -1,6 +1,6 @@
 //! The loops that take nearly all of the time, and the only place here with `unsafe`.
 //!
-//! [`scalar`] is what is right, in safe code. [`generic`] writes the same once more over [`lanes`], which each
+//! `scalar` is what is right, in safe code. `generic` writes the same once more over `lanes`, which each
 //! instruction set implements: AVX2, AVX-VNNI and AVX-512 with VNNI on x86-64, NEON with and without the dot product on
 //! aarch64. All give the same bits. The doors, [`Pointwise`] and [`Depthwise`], check every length before they pass a
 //! pointer on, and run only what the CPU has.
@@ -11,7 +11,7 @@
     clippy::inline_always,
     clippy::missing_safety_doc,
     clippy::undocumented_unsafe_blocks,
-    reason = "kernels; the contract of each stands at the trait and at the two generic functions"
+    reason = "kernels; the contract of each stands at the trait and at the four generic functions"
 )]
 
 mod aligned;
@@ -21,6 +21,7 @@ mod avx2;
 mod avx512;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod generic;
+mod isa;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod lanes;
 #[cfg(target_arch = "aarch64")]
@@ -30,106 +31,9 @@ mod pack;
 mod scalar;
 
 pub(crate) use aligned::Aligned;
+pub use isa::Isa;
 
 use crate::layer::{Finish, Layer, UNIT, padded};
-
-/// An instruction set that the kernels are written for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Isa {
-    /// Plain Rust, on any CPU.
-    Scalar,
-    /// x86-64 with AVX2.
-    Avx2,
-    /// x86-64 with the 256-bit form of VNNI.
-    AvxVnni,
-    /// x86-64 with AVX-512 (F, BW, VL) and VNNI.
-    Avx512Vnni,
-    /// aarch64.
-    Neon,
-    /// aarch64 with the dot product of ARMv8.2.
-    NeonDot,
-}
-
-impl Isa {
-    /// Every instruction set, the fastest of each family last.
-    pub const ALL: [Self; 6] = [
-        Self::Scalar,
-        Self::Avx2,
-        Self::AvxVnni,
-        Self::Avx512Vnni,
-        Self::Neon,
-        Self::NeonDot,
-    ];
-
-    /// Lower-case name, as on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Scalar => "scalar",
-            Self::Avx2 => "avx2",
-            Self::AvxVnni => "avxvnni",
-            Self::Avx512Vnni => "avx512vnni",
-            Self::Neon => "neon",
-            Self::NeonDot => "neon_dot",
-        }
-    }
-
-    /// Whether this CPU has it.
-    pub fn is_available(self) -> bool {
-        match self {
-            Self::Scalar => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => is_x86_feature_detected!("avx2"),
-            #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni => {
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("avxvnni")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
-            #[cfg(target_arch = "aarch64")]
-            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
-            #[cfg(target_arch = "aarch64")]
-            Self::NeonDot => {
-                std::arch::is_aarch64_feature_detected!("neon")
-                    && std::arch::is_aarch64_feature_detected!("dotprod")
-            }
-            #[allow(
-                unreachable_patterns,
-                reason = "each family is known on its own CPUs only"
-            )]
-            _ => false,
-        }
-    }
-
-    /// The fastest that this CPU has.
-    pub fn detect() -> Self {
-        let mut all = Self::ALL.into_iter().rev();
-        all.find(|isa| isa.is_available()).unwrap_or(Self::Scalar)
-    }
-}
-
-impl std::str::FromStr for Isa {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|isa| isa.name() == text);
-        found.ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            format!("unknown instruction set {text:?}: one of {names}")
-        })
-    }
-}
-
-impl std::fmt::Display for Isa {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// A layer as an instruction set wants it.
 #[derive(Clone, Debug)]
@@ -137,34 +41,6 @@ enum Body {
     Plain(scalar::Plain),
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     Packed(pack::Packed),
-}
-
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-impl Isa {
-    /// How it wants a layer; `None` for the portable kernels.
-    fn form(self) -> Option<pack::Form> {
-        use pack::{Form, HALVES, NATURAL, Quads, Zeros};
-        let form = |quads, order, zeros| Form {
-            quads,
-            order,
-            zeros,
-            wide: self == Self::Avx512Vnni,
-            signed: matches!(self, Self::Neon | Self::NeonDot),
-        };
-        match self {
-            Self::Scalar => None,
-            Self::Avx2 => Some(form(Quads::Pairs16, HALVES, Zeros::Plain)),
-            Self::AvxVnni => Some(form(Quads::Bytes, HALVES, Zeros::Plain)),
-            Self::Avx512Vnni => Some(form(Quads::Bytes, NATURAL, Zeros::Pairs)),
-            Self::Neon => Some(form(Quads::Pairs8, NATURAL, Zeros::Plain)),
-            Self::NeonDot => Some(form(Quads::Bytes, NATURAL, Zeros::Plain)),
-        }
-    }
-
-    /// Which channel of a unit stands in which lane of raw sums.
-    fn order(self) -> [usize; 16] {
-        self.form().map_or(pack::NATURAL, |form| form.order)
-    }
 }
 
 /// Compiles the generic kernels for an instruction set.
@@ -551,7 +427,7 @@ pub fn column_sums(isa: Isa, plane: &[u8], sums: &mut [u32]) {
     }
 }
 
-/// Multiplies each channel by its gate: `((q - from) * factor) + to`, see [`crate::dense::gate`]; in place. A plane is
+/// Multiplies each channel by its gate: `((q - from) * factor) + to`, see `dense::gate`; in place. A plane is
 /// some pixels of `from.len()` channels, whole units.
 pub fn gate(isa: Isa, plane: &mut [u8], from: &[u8], factor: &[i16], to: &[u8]) {
     assert!(isa.is_available(), "this CPU has no {isa}");

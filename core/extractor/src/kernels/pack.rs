@@ -1,5 +1,6 @@
 //! A layer's numbers laid out for an instruction set.
 
+use super::Isa;
 use super::aligned::Aligned;
 use super::generic::{taps, tile_units};
 use crate::layer::{Layer, UNIT};
@@ -51,6 +52,32 @@ pub(super) const HALVES: [usize; 16] = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12
 /// 128-bit lanes.
 pub(super) const WIDE_ORDER: fn(usize, usize) -> usize =
     |vector, lane| (lane / 4) * 16 + vector * 4 + lane % 4;
+
+impl Isa {
+    /// How it wants a layer; `None` for the portable kernels.
+    pub(super) fn form(self) -> Option<Form> {
+        let form = |quads, order, zeros| Form {
+            quads,
+            order,
+            zeros,
+            wide: self == Self::Avx512Vnni,
+            signed: matches!(self, Self::Neon | Self::NeonDot),
+        };
+        match self {
+            Self::Scalar => None,
+            Self::Avx2 => Some(form(Quads::Pairs16, HALVES, Zeros::Plain)),
+            Self::AvxVnni => Some(form(Quads::Bytes, HALVES, Zeros::Plain)),
+            Self::Avx512Vnni => Some(form(Quads::Bytes, NATURAL, Zeros::Pairs)),
+            Self::Neon => Some(form(Quads::Pairs8, NATURAL, Zeros::Plain)),
+            Self::NeonDot => Some(form(Quads::Bytes, NATURAL, Zeros::Plain)),
+        }
+    }
+
+    /// Which channel of a unit stands in which lane of raw sums.
+    pub(super) fn order(self) -> [usize; 16] {
+        self.form().map_or(NATURAL, |form| form.order)
+    }
+}
 
 /// A packed layer; see [`Numbers`](super::generic::Numbers).
 #[derive(Clone, Debug)]
