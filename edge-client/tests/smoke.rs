@@ -373,6 +373,23 @@ fn bench_says_what_scripts_read() {
             "{got}"
         );
     }
+    let got = bench(&["--stages"]);
+    for part in [
+        "stem",
+        "expand",
+        "depthwise_3x3",
+        "depthwise_5x5",
+        "gate",
+        "project",
+        "pool",
+    ] {
+        assert!(
+            got["stages_us"][part].as_f64().unwrap() > 0.0,
+            "{part} in {got}"
+        );
+    }
+    let refused = client(&["bench", "--stages", "--engine", "f32"]);
+    assert_eq!(refused.status.code(), Some(2));
     let refused = client(&["bench", "--isa", "sse1"]);
     assert_eq!(refused.status.code(), Some(2));
     let line = String::from_utf8_lossy(&refused.stderr).into_owned();

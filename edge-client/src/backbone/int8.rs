@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp1, Error, Layout, Result, Shape, Tensor};
-use wayside_extractor::engine::{EngineError, Model, Session};
+use wayside_extractor::engine::{EngineError, Model, Session, Stage};
 use wayside_extractor::kernels::Isa;
 use wayside_extractor::quantized::QuantNetwork;
 
@@ -40,6 +40,19 @@ impl Int8 {
         let bytes = session.arena_bytes();
         self.put_back(session);
         bytes
+    }
+
+    /// One picture's way through the network; see [`Session::run_watched`].
+    pub(super) fn watch(
+        &self,
+        rgb: &[u8],
+        (height, width): (usize, usize),
+        mut watch: impl FnMut(Stage),
+    ) {
+        let mut session = self.take(height, width);
+        let mut features = vec![0.0; self.model.features()];
+        session.run_watched(rgb, &mut features, &mut watch);
+        self.put_back(session);
     }
 
     pub(super) fn forward(&self, pictures: &Tensor) -> Result<Tensor> {

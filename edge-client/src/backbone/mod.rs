@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use ndarray::Array2;
-use wayside_extractor::engine::EngineError;
+use wayside_extractor::engine::{EngineError, Stage};
 use wayside_extractor::file::FileError;
 use wayside_extractor::float::FloatNetwork;
 use wayside_extractor::kernels::Isa;
@@ -179,6 +179,12 @@ pub enum BackboneError {
         /// What was asked for.
         what: &'static str,
     },
+    /// Only int8 has this.
+    #[error("{what} are there in int8 only")]
+    OnlyInt8 {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// The tensor library refused; a mistake of ours.
     #[error("tensor arithmetic: {0}")]
     Tensor(#[from] candle_core::Error),
@@ -288,6 +294,28 @@ impl Backbone {
         match &self.arithmetic {
             Arithmetic::F32(_) => None,
             Arithmetic::Int8(int8) => Some(int8.arena_bytes(height, width)),
+        }
+    }
+
+    /// Runs a picture while `watch` is told after each piece of the int8 engine's work what it was.
+    ///
+    /// # Errors
+    /// [`BackboneError::OnlyInt8`] in f32.
+    ///
+    /// # Panics
+    /// If `rgb` is no picture of that height and width.
+    pub fn watch(
+        &self,
+        rgb: &[u8],
+        size: (usize, usize),
+        watch: impl FnMut(Stage),
+    ) -> Result<(), BackboneError> {
+        match &self.arithmetic {
+            Arithmetic::F32(_) => Err(BackboneError::OnlyInt8 { what: "stages" }),
+            Arithmetic::Int8(int8) => {
+                int8.watch(rgb, size, watch);
+                Ok(())
+            }
         }
     }
 

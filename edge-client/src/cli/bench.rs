@@ -1,5 +1,6 @@
 //! `edge-client bench`: how long a picture takes on this machine.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use candle_core::{Device, Tensor};
 use clap::{Args, ValueEnum};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
+use wayside_extractor::engine::Stage;
 use wayside_extractor::float::FloatNetwork;
 use wayside_extractor::kernels::Isa;
 use wayside_extractor::quantized::QuantNetwork;
@@ -46,6 +48,9 @@ pub(super) struct BenchArgs {
     /// A folder with one sub-folder a class, whose pictures are decoded and used instead of noise.
     #[arg(long, value_name = "DIR")]
     pictures: Option<PathBuf>,
+    /// Says also how long each part of the network takes, with a clock around it (int8 only).
+    #[arg(long)]
+    stages: bool,
     /// How long to measure, in seconds.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
@@ -117,6 +122,11 @@ pub(super) fn bench(args: &BenchArgs) -> Result<(), Failure> {
     let (height, width) = args.size;
     let shape = (args.batch, height, width, 3);
     let pictures = Tensor::from_vec(pictures, shape, &Device::Cpu).map_err(failed)?;
+    let stages = if args.stages {
+        Some(stages(&backbone, &pictures, args)?)
+    } else {
+        None
+    };
     let begun = now(ClockId::Monotonic);
     let runs = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -132,13 +142,13 @@ pub(super) fn bench(args: &BenchArgs) -> Result<(), Failure> {
     .map_err(failed)?;
     let samples: Vec<Sample> = runs.into_iter().flatten().collect();
     let elapsed = now(ClockId::Monotonic) - begun;
-    print(report(
-        args,
-        &backbone,
-        threads,
-        (&samples, decoding),
+    let measured = Measured {
+        samples,
+        decoding,
+        stages,
         elapsed,
-    ))
+    };
+    print(report(args, &backbone, threads, measured))
 }
 
 fn backbone(args: &BenchArgs) -> Result<Backbone, Failure> {
@@ -235,6 +245,58 @@ fn measure(
     Ok(samples)
 }
 
+/// Microseconds of each part of the network, the least of many runs; the clock adds some 2 %.
+fn stages(
+    backbone: &Backbone,
+    pictures: &Tensor,
+    args: &BenchArgs,
+) -> Result<BTreeMap<&'static str, f64>, Failure> {
+    let failed = |error: candle_core::Error| Failure::new(Exit::Failed, chain(&error));
+    let first = pictures.get(0).and_then(|picture| picture.flatten_all());
+    let rgb = first
+        .and_then(|picture| picture.to_vec1::<u8>())
+        .map_err(failed)?;
+    let mut best = BTreeMap::new();
+    let end = now(ClockId::Monotonic) + args.seconds;
+    while now(ClockId::Monotonic) < end {
+        let mut spent: BTreeMap<Stage, f64> = BTreeMap::new();
+        let mut before = now(ClockId::Monotonic);
+        let tell = |stage| {
+            let time = now(ClockId::Monotonic);
+            *spent.entry(stage).or_default() += (time - before) * 1e6;
+            before = time;
+        };
+        backbone
+            .watch(&rgb, args.size, tell)
+            .map_err(|error| Failure::new(Exit::Usage, chain(&error)))?;
+        for (stage, time) in spent {
+            let name = match stage {
+                Stage::Stem => "stem",
+                Stage::Expand => "expand",
+                Stage::Depthwise { kernel: 3 } => "depthwise_3x3",
+                Stage::Depthwise { .. } => "depthwise_5x5",
+                Stage::Gate => "gate",
+                Stage::Project => "project",
+                Stage::Pool => "pool",
+            };
+            let least = best.entry(name).or_insert(f64::INFINITY);
+            *least = time.min(*least);
+        }
+    }
+    Ok(best)
+}
+
+/// What is reported.
+struct Measured {
+    samples: Vec<Sample>,
+    /// CPU milliseconds of each decoded picture.
+    decoding: Vec<f64>,
+    /// Microseconds of each part.
+    stages: Option<BTreeMap<&'static str, f64>>,
+    /// Seconds that the samples took.
+    elapsed: f64,
+}
+
 /// The sample at a share of the sorted whole.
 fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -255,13 +317,13 @@ fn peak_rss_bytes() -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-fn report(
-    args: &BenchArgs,
-    backbone: &Backbone,
-    threads: usize,
-    (samples, decoding): (&[Sample], Vec<f64>),
-    elapsed: f64,
-) -> String {
+fn report(args: &BenchArgs, backbone: &Backbone, threads: usize, measured: Measured) -> String {
+    let Measured {
+        samples,
+        decoding,
+        stages,
+        elapsed,
+    } = measured;
     let cpu = |share| quantile(samples.iter().map(|one| one.cpu).collect(), share);
     let wall = quantile(samples.iter().map(|one| one.wall).collect(), 0.5);
     let (minimum, low, median) = (cpu(0.0), cpu(0.1), cpu(0.5));
@@ -285,10 +347,17 @@ fn report(
             let decode = decode.map_or(String::new(), |ms| {
                 format!("\ndecoding and resizing: {ms:.3} ms of CPU a picture in the median")
             });
+            let stages = stages.map_or(String::new(), |stages| {
+                let parts = stages
+                    .iter()
+                    .map(|(name, time)| format!("{name} {time:.0}"));
+                let parts: Vec<String> = parts.collect();
+                format!("\nmicroseconds: {}", parts.join(", "))
+            });
             format!(
                 "{engine} on {isa}, {height}x{width}, batch {}, {threads} thread(s): {minimum:.3} ms of CPU a picture \
                  at best, {low:.3} at the tenth percentile, {median:.3} in the median\n\
-                 wall {wall:.3} ms in the median, {rate:.1} pictures a second; peak memory {memory}{arena}{decode}",
+                 wall {wall:.3} ms in the median, {rate:.1} pictures a second; peak memory {memory}{arena}{decode}{stages}",
                 args.batch
             )
         }
@@ -307,6 +376,7 @@ fn report(
             "cpu_ms_median": median,
             "wall_ms_median": wall,
             "decode_cpu_ms_median": decode,
+            "stages_us": stages,
             "pictures_per_s": rate,
             "arena_bytes": arena,
             "peak_rss_bytes": rss,

@@ -15,7 +15,7 @@ use crate::kernels::{Depthwise, Isa, Pointwise};
 use crate::layer::{Layer, padded};
 use crate::quantized::{Dense, Grid, QuantBlock, QuantConv, QuantGate, QuantNetwork};
 use crate::topology::{self, Activation, Padding};
-pub use session::Session;
+pub use session::{Session, Stage};
 
 /// Why a network cannot run.
 #[derive(Debug, thiserror::Error)]

@@ -148,6 +148,14 @@ impl Session {
     /// # Panics
     /// If the lengths are others.
     pub fn run(&mut self, rgb: &[u8], features: &mut [f32]) {
+        self.run_watched(rgb, features, &mut |_| ());
+    }
+
+    /// [`Self::run`] while `watch` is told after each piece of work what it was; pieces are rows of a block.
+    ///
+    /// # Panics
+    /// As [`Self::run`].
+    pub fn run_watched(&mut self, rgb: &[u8], features: &mut [f32], watch: &mut impl FnMut(Stage)) {
         assert_eq!(rgb.len(), self.height * self.width * 3, "picture's length");
         assert_eq!(features.len(), self.model.features(), "features' length");
         let shared = &self.model.shared;
@@ -161,8 +169,10 @@ impl Session {
             quads: &mut rest[..self.parts.quads],
             wide: &mut self.wide,
             vectors: &mut self.vectors,
+            watch,
         };
         stem(shared, rgb, (self.height, self.width), x, &mut room);
+        (room.watch)(Stage::Stem);
         let (mut height, mut width) = (self.height.div_ceil(2), self.width.div_ceil(2));
         for block in &shared.blocks {
             block.run(shared, x, (height, width), y, &mut room);
@@ -171,25 +181,48 @@ impl Session {
             width = width.div_ceil(block.stride);
         }
         pool(shared, x, height * width, features, &mut room);
+        (room.watch)(Stage::Pool);
     }
 }
 
+/// A part of the work on a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// The first convolution.
+    Stem,
+    /// Expansions.
+    Expand,
+    /// Depthwise convolutions, 3x3 or 5x5.
+    Depthwise {
+        /// Side of the kernel.
+        kernel: usize,
+    },
+    /// Squeeze-excite.
+    Gate,
+    /// Projections.
+    Project,
+    /// The last convolution, the mean, and the layer on it.
+    Pool,
+}
+
 /// The arena but for the planes.
-struct Room<'a> {
+struct Room<'a, W> {
     ring: &'a mut [u8],
     hidden: &'a mut [u8],
     quads: &'a mut [u8],
     wide: &'a mut [i16],
     vectors: &'a mut Vectors,
+    /// Told what was just done.
+    watch: &'a mut W,
 }
 
 /// The first convolution: rows of the picture go into a ring with their border, patches are read from there.
-fn stem(
+fn stem<W: FnMut(Stage)>(
     shared: &Shared,
     rgb: &[u8],
     (height, width): (usize, usize),
     to: &mut [u8],
-    room: &mut Room<'_>,
+    room: &mut Room<'_, W>,
 ) {
     let (top, rows) = shared.padding.axis(height, 3, 2);
     let (left, columns) = shared.padding.axis(width, 3, 2);
@@ -224,13 +257,13 @@ fn stem(
 
 impl Block {
     /// From plane `x` (height and width as given) to plane `to`.
-    fn run(
+    fn run<W: FnMut(Stage)>(
         &self,
         shared: &Shared,
         x: &[u8],
         (height, width): (usize, usize),
         to: &mut [u8],
-        room: &mut Room<'_>,
+        room: &mut Room<'_, W>,
     ) {
         let (top, rows) = shared.padding.axis(height, self.kernel, self.stride);
         let (left, columns) = shared.padding.axis(width, self.kernel, self.stride);
@@ -274,6 +307,7 @@ impl Block {
                 }
             }
             ready = ready.max(reach);
+            (room.watch)(Stage::Expand);
             let under: [&[u8]; 6] = std::array::from_fn(|y| {
                 let input = (first + y.min(slots - 1)).checked_sub(top);
                 let slot = input
@@ -286,6 +320,8 @@ impl Block {
             let hidden = &mut room.hidden[at..][..count * line];
             self.depthwise
                 .run(&under, (columns, count), hidden, room.quads);
+            let kernel = self.kernel;
+            (room.watch)(Stage::Depthwise { kernel });
             if self.gate.is_none() {
                 self.project(x, row * columns, columns * count, to, room);
             }
@@ -294,12 +330,20 @@ impl Block {
         if let Some(gate) = &self.gate {
             let plane = &mut room.hidden[..rows * columns * self.hidden];
             gate.run(shared, plane, rows * columns, room.vectors, room.wide);
+            (room.watch)(Stage::Gate);
             self.project(x, 0, rows * columns, to, room);
         }
     }
 
     /// Projects the first `count` pixels of the hidden plane to the output's from `first` on.
-    fn project(&self, x: &[u8], first: usize, count: usize, to: &mut [u8], room: &mut Room<'_>) {
+    fn project<W: FnMut(Stage)>(
+        &self,
+        x: &[u8],
+        first: usize,
+        count: usize,
+        to: &mut [u8],
+        room: &mut Room<'_, W>,
+    ) {
         let residual = if self.residual {
             &x[first * self.input..]
         } else {
@@ -309,6 +353,7 @@ impl Block {
         let output = Output::Bytes { to, residual };
         self.project
             .run(&[room.hidden], (self.hidden, count), output, room.wide);
+        (room.watch)(Stage::Project);
     }
 }
 
@@ -344,7 +389,13 @@ impl Gate {
 }
 
 /// The last convolution, the mean over the picture, and the layer on it.
-fn pool(shared: &Shared, x: &[u8], count: usize, features: &mut [f32], room: &mut Room<'_>) {
+fn pool<W: FnMut(Stage)>(
+    shared: &Shared,
+    x: &[u8],
+    count: usize,
+    features: &mut [f32],
+    room: &mut Room<'_, W>,
+) {
     let channels = shared.last_factor.len();
     let input = shared
         .blocks
