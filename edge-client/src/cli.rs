@@ -129,9 +129,10 @@ fn check_config(args: &ConfigArgs) -> Result<(), Failure> {
     let backbone = load_backbone(settings.weights.clone(), None)?;
     let pictures = check_pictures(&settings)?;
     let (name, features) = (digest(&config), backbone.features());
+    let engine = backbone.engine();
     let line = match args.format {
         Format::Text => format!(
-            "configuration {name} is good: vehicle {}, roadside unit {} at {}:{}, {pictures} pictures, {features} features",
+            "configuration {name} is good: vehicle {}, roadside unit {} at {}:{}, {pictures} pictures, {features} features ({engine})",
             settings.vehicle, settings.roadside, settings.host, settings.port
         ),
         Format::Json => json!({
@@ -142,6 +143,7 @@ fn check_config(args: &ConfigArgs) -> Result<(), Failure> {
             "address": config.roadside.address,
             "pictures": pictures,
             "features": features,
+            "engine": engine.to_string(),
             "backbone": hex(backbone.digest()),
         })
         .to_string(),

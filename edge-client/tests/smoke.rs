@@ -201,6 +201,7 @@ fn a_good_configuration_is_good() {
             .unwrap()
             .contains("is good: vehicle v1")
     );
+    assert!(json["engine"].as_str().unwrap().starts_with("int8 on "));
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod ops;
 mod read;
 mod tensors;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -57,6 +58,15 @@ pub enum Engine {
         /// The instruction set that it runs on.
         isa: Isa,
     },
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::F32 => f.write_str("f32"),
+            Self::Int8 { isa } => write!(f, "int8 on {isa}"),
+        }
+    }
 }
 
 /// Why a backbone could not be loaded or run. Only [`BackboneError::Read`] may be gone at the next try.

@@ -64,6 +64,7 @@ fn open_blocking(
         return Err(RunError::TaskEnded("loading the backbone"));
     };
     let (backbone_digest, features) = (Digest(backbone.digest()), backbone.features());
+    info!(engine = %backbone.engine(), backbone = %backbone_digest, features, "backbone loaded");
     let found = check_pictures(settings)?;
     let state = StateDir::open(&settings.state_dir, TIER)?;
     let spool = Spool::open(state.path(), &settings.roadside, clock.now());
