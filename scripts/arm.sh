@@ -21,7 +21,8 @@ if [[ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ]]; then
     # Debian's cargo must find Debian's rustc.
     path=/usr/bin:/bin
     compiler=/usr/bin/rustc
-    if [[ ! -d "$(PATH=$path rustc --print sysroot 2>/dev/null)/lib/rustlib/$target" ]]; then
+    if [[ ! -x /usr/bin/cargo || ! -x $compiler ]] ||
+        [[ ! -d "$("$compiler" --print sysroot)/lib/rustlib/$target" ]]; then
         missing+=(rustc-web cargo-web libstd-rust-web-dev:arm64)
     fi
 fi
