@@ -9,42 +9,14 @@
 //! McMahan et al. 2017 (FedAvg); Liu et al. 2020 (hierarchical FedAvg). The argument needs nothing but
 //! integers below 2^53.
 
-use crate::kernels;
+use super::{AggregateError, BLOCK};
+use crate::kernels::{self, Isa, Planes};
 use half::f16;
 
 /// Quanta (of 2^-24) up to which f64 sums are exact.
 pub const EXACT_QUANTA: f64 = 9_007_199_254_740_992.0;
-const QUANTA_PER_UNIT: f64 = 16_777_216.0;
-
-/// Why something could not be added.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum AggregateError {
-    /// Another number of values.
-    #[error("{got} values, the sum has {expected}")]
-    Length {
-        /// Values given.
-        got: usize,
-        /// Values of the sum.
-        expected: usize,
-    },
-    /// A value that is NaN or infinite.
-    #[error("value {at} is not finite")]
-    NotFinite {
-        /// Its index.
-        at: usize,
-    },
-    /// Other scales than the sum's.
-    #[error("scales {got:?} differ from the sum's {expected:?}")]
-    Scale {
-        /// Exponents given.
-        got: Vec<i8>,
-        /// Exponents of the sum.
-        expected: Vec<i8>,
-    },
-    /// The examples of all updates together do not fit 64 bits.
-    #[error("too many examples in sum")]
-    Examples,
-}
+/// Quanta in one unit of a scale.
+pub const QUANTA_PER_UNIT: f64 = 16_777_216.0;
 
 /// `sum(n_k * v_k)` and `sum(n_k)`: a partial aggregate. Sums of sums are the sum.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +63,24 @@ impl WeightedSum {
         })
     }
 
+    /// A sum of finite values whose magnitudes are within `bound`.
+    pub(super) fn within(
+        exponents: Vec<i8>,
+        sum: Vec<f64>,
+        num_examples: u64,
+        bound: f64,
+    ) -> Result<Self, AggregateError> {
+        if !bound.is_finite() {
+            return Err(AggregateError::NotFinite { at: sum.len() });
+        }
+        Ok(Self {
+            exponents,
+            sum,
+            num_examples,
+            bound,
+        })
+    }
+
     /// Adds one update: `values` in units of the scales, weight `num_examples`.
     pub fn add(
         &mut self,
@@ -119,26 +109,21 @@ impl WeightedSum {
         values: &[f16],
     ) -> Result<(), AggregateError> {
         self.check(exponents, values.len())?;
-        let mut largest = f16::ZERO;
-        for (at, value) in values.iter().enumerate() {
-            if !value.is_finite() {
-                return Err(AggregateError::NotFinite { at });
-            }
-            let magnitude = f16::from_bits(value.to_bits() & 0x7fff);
-            largest = if magnitude > largest {
-                magnitude
-            } else {
-                largest
-            };
-        }
+        let largest = largest(values)?;
         let total = if sign > 0.0 {
             self.num_examples.checked_add(num_examples)
         } else {
             self.num_examples.checked_sub(num_examples)
         };
         self.num_examples = total.ok_or(AggregateError::Examples)?;
-        self.bound += num_examples as f64 * largest.to_f64();
-        kernels::add_scaled(&mut self.sum, sign * num_examples as f64, values);
+        self.bound += num_examples as f64 * largest;
+        let weight = [sign * num_examples as f64];
+        let (mut high, mut low) = ([0; BLOCK], [0; BLOCK]);
+        for (sum, values) in self.sum.chunks_mut(BLOCK).zip(values.chunks(BLOCK)) {
+            let (high, low) = (&mut high[..values.len()], &mut low[..values.len()]);
+            kernels::split(values, high, low);
+            kernels::add_weighted(Isa::best(), sum, &weight, &[Planes { high, low }]);
+        }
         Ok(())
     }
 
@@ -214,6 +199,18 @@ impl WeightedSum {
     pub fn is_exact(&self) -> bool {
         self.bound * QUANTA_PER_UNIT < EXACT_QUANTA
     }
+}
+
+/// The largest magnitude.
+fn largest(values: &[f16]) -> Result<f64, AggregateError> {
+    let mut largest = 0;
+    for (at, value) in values.iter().enumerate() {
+        if !value.is_finite() {
+            return Err(AggregateError::NotFinite { at });
+        }
+        largest = largest.max(value.to_bits() & 0x7fff);
+    }
+    Ok(f16::from_bits(largest).to_f64())
 }
 
 /// The scale exponent that brings values up to `max_abs` to at most 1; 0 where nothing is known.
