@@ -5,6 +5,7 @@
 pub mod aggregate;
 pub mod backoff;
 pub mod class_weights;
+pub mod encoding;
 pub mod head;
 pub mod ids;
 pub mod job;
