@@ -2,7 +2,8 @@
 # Prints the figures that docs/performance.md quotes. Close other programs first: CPU times are sound on a busy machine,
 # wall times are not.
 #
-#   scripts/bench.sh            the vehicle's feature extractor as a program, then criterion's benches
+#   scripts/bench.sh            the vehicle's feature extractor and the roadside unit's rules as programs, then criterion's
+#                               benches
 #   scripts/bench.sh quick      the programs only
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -32,6 +33,25 @@ for network in small large; do
     row --network "$network" --engine f32
 done
 
+echo "== aggregation: 1M parameters an update, one thread"
+aggregate() {
+    target/release/roadside-aggregator bench --threads 1 --format json "$@" |
+        python3 -c 'import json, sys
+r = json.load(sys.stdin)
+print("{rule:18} {updates:5} updates, {codec:9} {isa:8}: {cpu_ms:8.2f} ms CPU, {intake_cpu_ms:6.3f} ms on arrival, {bytes_per_parameter:.3f} B a parameter, rss {rss:.1f} MB, exact {exact}".format(rss=r["peak_rss_bytes"] / 1e6, **r))'
+}
+for codec in none fp16 fp16-diff int8 topk; do
+    aggregate --updates 100 --codec "$codec"
+done
+aggregate --updates 200
+aggregate --updates 1000 --repeat 1
+for rule in krum multi-krum median trimmed-mean fedavg-clipped centered-clipping geometric-median; do
+    aggregate --updates 50 --rule "$rule" --codec none
+    aggregate --updates 50 --rule "$rule"
+done
+
 if [[ ${1:-} != quick ]]; then
     cargo bench --locked -p wayside-extractor --bench engine --bench kernels
+    cargo bench --locked -p wayside-proto --bench codec
+    cargo bench --locked -p wayside-domain --bench rules
 fi

@@ -395,10 +395,13 @@ impl Driver {
                 let chunk = usize::try_from(chunk).unwrap_or(usize::MAX);
                 self.machine.on_model_part(&job, key, chunk, data)
             }
-            Incoming::Receipt { job, receipt } => {
-                self.machine
-                    .on_receipt(now, &job, receipt.update_id, receipt.verdict)
-            }
+            Incoming::Receipt { job, receipt } => self.machine.on_receipt(
+                now,
+                &job,
+                receipt.update_id,
+                receipt.verdict,
+                receipt.current_round,
+            ),
             Incoming::Need { job, need } => {
                 debug!(%job, update_id = %need.update_id, missing = need.missing.len(), "chunks are missing");
                 self.machine.on_need(&job, need.update_id, need.missing)
@@ -446,6 +449,10 @@ impl Driver {
             Effect::Seal(sealing) => return self.seal(sealing.0, sealing.1).await,
             Effect::SendUpdate { update_id, chunks } => self.send(update_id, chunks),
             Effect::DropUpdate { entry, why } => self.drop_update(entry, why).await?,
+            Effect::Stepped { job, step } => info!(
+                %job, from = %step.from, to = %step.to,
+                goodput_bytes_per_s = step.goodput_bytes_per_s.round(), "updates are written in another way"
+            ),
             Effect::NotTakingPart { job, why } => warn!(%job, reason = %why, "not taking part"),
         }
         Ok(Vec::new())
@@ -506,6 +513,8 @@ impl Driver {
             receipts: figures.receipts,
             receipts_within_budget: figures.within_budget,
             last_latency: Duration::from_millis(figures.last_latency_ms),
+            encoding: Some(encoded.encoding),
+            goodput_bytes_per_s: figures.goodput_bytes_per_s,
         };
         let (settings, generation) = (Arc::clone(&self.settings), self.generation);
         let (job, round) = (order.job.clone(), encoded.round);
@@ -518,7 +527,7 @@ impl Driver {
         let entry = match sealed {
             Ok((entry, bytes)) => {
                 info!(%job, %round, update_id = %entry.update_id, bytes, "update sealed");
-                Some(entry)
+                Some((entry, bytes))
             }
             Err(error) => {
                 warn!(%job, %round, %error, "update cannot be stored, so it is not sent");
@@ -560,7 +569,8 @@ impl Driver {
         if let Some(sender) = self.senders.remove(&entry.update_id) {
             sender.abort();
         }
-        let (job, round, update_id) = (entry.job, entry.round, entry.update_id);
+        let (job, round, update_id) = (entry.job.clone(), entry.round, entry.update_id);
+        let counts = matches!(why, Leaves::Receipt { verdict, .. } if verdict.counts());
         match why {
             Leaves::Receipt {
                 verdict,
@@ -590,7 +600,7 @@ impl Driver {
             }
         }
         let forgotten = self
-            .on_disk(move |spool| spool.forget_update(update_id))
+            .on_disk(move |spool| spool.forget_update(&entry, counts))
             .await?;
         if let Err(error) = forgotten {
             warn!(%update_id, %error, "update cannot be deleted, it may be sent again after a restart");

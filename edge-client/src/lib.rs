@@ -5,7 +5,7 @@
 //!
 //! - [`config`]: the file, checked as a whole.
 //! - [`machine`]: what to fetch, when to train, what to send, what to forget.
-//! - [`pictures`], [`backbone`], [`features`], [`train`]: from a folder of pictures to a trained head.
+//! - [`pictures`], [`backbone`], [`features`]: from a folder of pictures to what a head is trained on.
 //! - [`quantize`]: from pretrained weights to the int8 network that vehicles run.
 //! - [`store`], [`spool`]: what survives a crash, as small records and as files.
 //! - [`event`]: what a watching program is told while a vehicle runs.
@@ -29,7 +29,6 @@ pub mod quantize;
 pub mod spool;
 pub mod store;
 mod survey;
-pub mod train;
 mod work;
 
 pub use config::Config;

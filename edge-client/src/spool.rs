@@ -5,6 +5,9 @@
 //! outbox/{update id}.update  encoded updates
 //! models/{digest}.model      model frames
 //! jobs/{digest}.job          encoded job specifications
+//! feedback/{update id}.wait  what the encoding of an update in the outbox took
+//! feedback/{job}.residual    what the encodings of all updates that count took
+//! feedback/{job}.personal    tensors of the head that stay here
 //! features/                  features of the pictures, rebuildable
 //! ```
 //! Order: a payload is durable before the record that names it, and the record goes before the payload does; a payload
@@ -40,6 +43,14 @@ const JOB: Seal = Seal {
     magic: *b"wsjob\0\0\0",
     version: 1,
 };
+const RESIDUAL: Seal = Seal {
+    magic: *b"wsresidu",
+    version: 1,
+};
+const PERSONAL: Seal = Seal {
+    magic: *b"wsperson",
+    version: 1,
+};
 /// Largest payload that is read back, in bytes.
 const MAX_PAYLOAD: u64 = 256 << 20;
 
@@ -69,6 +80,24 @@ impl Payloads {
         self.folder
             .join("jobs")
             .join(format!("{}.job", digest.to_hex()))
+    }
+
+    fn feedback(&self, name: &str) -> PathBuf {
+        self.folder.join("feedback").join(name)
+    }
+
+    fn waiting(&self, id: UpdateId) -> PathBuf {
+        self.feedback(&format!("{}.wait", id.to_hex()))
+    }
+
+    /// What the encodings of a job's counted updates took: added to the next delta. Empty where there is nothing.
+    pub fn residual(&self, job: &JobId) -> Vec<f32> {
+        read_values(&self.feedback(&format!("{job}.residual")), RESIDUAL)
+    }
+
+    /// A job's personal tensors as they were trained last; empty before that.
+    pub fn personal(&self, job: &JobId) -> Vec<f32> {
+        read_values(&self.feedback(&format!("{job}.personal")), PERSONAL)
     }
 
     /// Folder of the feature cache.
@@ -159,7 +188,7 @@ impl Spool {
         roadside: &RoadsideId,
         now: Timestamp,
     ) -> Result<(Self, Opened), StoreError> {
-        for name in ["outbox", "models", "jobs"] {
+        for name in ["outbox", "models", "jobs", "feedback"] {
             let folder = folder.join(name);
             fs::create_dir_all(&folder).map_err(|source| files::FileError::Io {
                 path: folder.clone(),
@@ -191,6 +220,12 @@ impl Spool {
             .map(|entry| payloads.update(entry.update_id))
             .collect();
         sweep(&folder.join("outbox"), "update", |path| {
+            waiting.contains(path)
+        });
+        let waiting: BTreeSet<PathBuf> = (good.iter())
+            .map(|entry| payloads.waiting(entry.update_id))
+            .collect();
+        sweep(&folder.join("feedback"), "wait", |path| {
             waiting.contains(path)
         });
 
@@ -266,6 +301,13 @@ impl Spool {
             metrics,
         };
         let bytes = update.encode();
+        if let Some(residual) = &encoded.residual {
+            write_values(&self.payloads.waiting(update_id), RESIDUAL, residual)?;
+        }
+        if !encoded.personal.is_empty() {
+            let path = self.payloads.feedback(&format!("{}.personal", order.job));
+            write_values(&path, PERSONAL, &encoded.personal)?;
+        }
         files::write_sealed(&self.payloads.update(update_id), UPDATE, &bytes)?;
         let entry = OutboxEntry {
             update_id,
@@ -280,11 +322,23 @@ impl Spool {
         Ok((entry, bytes.len()))
     }
 
-    /// Forgets an update: first the record, then the payload.
+    /// Forgets an update: first the record, then the payload. What its encoding took is kept for the next one where it
+    /// `counts`; where it does not, the whole of it is lost, as any update is that does not count.
     ///
     /// # Errors
     /// If the disk refuses.
-    pub fn forget_update(&mut self, update_id: UpdateId) -> Result<(), StoreError> {
+    pub fn forget_update(&mut self, entry: &OutboxEntry, counts: bool) -> Result<(), StoreError> {
+        let update_id = entry.update_id;
+        let waiting = self.payloads.waiting(update_id);
+        if counts && waiting.exists() {
+            let kept = (self.payloads).feedback(&format!("{}.residual", entry.job));
+            fs::rename(&waiting, &kept).map_err(|source| files::FileError::Io {
+                path: kept.clone(),
+                source,
+            })?;
+        } else {
+            remove(&waiting);
+        }
         self.store.forget_update(update_id)?;
         remove(&self.payloads.update(update_id));
         Ok(())
@@ -342,6 +396,31 @@ fn update_id(
     let mut id = [0; 16];
     id.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..16]);
     UpdateId(id)
+}
+
+/// Values of a sealed file; none where it is not there, damaged, or holds what is no number.
+fn read_values(path: &Path, seal: Seal) -> Vec<f32> {
+    let bytes = match files::read_sealed(path, seal, MAX_PAYLOAD) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            if path.exists() {
+                warn!(%error, "feedback cannot be read and begins anew");
+            }
+            return Vec::new();
+        }
+    };
+    let (values, _) = bytes.as_chunks::<4>();
+    let values: Vec<f32> = values.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    if values.iter().all(|value| value.is_finite()) {
+        values
+    } else {
+        Vec::new()
+    }
+}
+
+fn write_values(path: &Path, seal: Seal, values: &[f32]) -> Result<(), files::FileError> {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    files::write_sealed(path, seal, &bytes)
 }
 
 fn read_or_move_aside(path: &Path, seal: Seal) -> Result<Vec<u8>, SealedError> {

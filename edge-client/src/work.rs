@@ -12,9 +12,11 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
+use wayside_domain::encoding::UpdateEncoding;
 use wayside_domain::head::LinearHead;
 use wayside_domain::ids::{Digest, JobId, VehicleId};
 use wayside_domain::job::JobSpec;
+use wayside_domain::train::{TrainError, train};
 use wayside_host::clock::Clock;
 use wayside_proto::codec;
 
@@ -26,7 +28,6 @@ use crate::machine::{Encoded, Order, WorkDone};
 use crate::pictures::{InputSize, PictureSource, SkipCounts, Skipped};
 use crate::spool::Payloads;
 use crate::survey::survey;
-use crate::train::{self, TrainError};
 
 /// How long a thread sleeps before it asks for the machine again.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
@@ -259,7 +260,9 @@ impl Workshop {
         let spec = &order.spec;
         let set = self.features_of(&order.job, spec, cancel)?;
         let schema = spec.model.schema()?;
-        let base = codec::decode_model(&self.payloads.read_model(order.round.model)?, &schema)?;
+        let model = self.payloads.read_model(order.round.model)?;
+        let shared = codec::decode_model(&model, &schema)?;
+        let base = (spec.model).join_head(&shared, &self.payloads.personal(&order.job));
         let begun = Instant::now();
         let mut features = set.features.clone();
         spec.model.standardisation.apply(features.view_mut());
@@ -267,7 +270,7 @@ impl Workshop {
             features: spec.model.features(),
             classes: spec.model.classes.len(),
         };
-        let trained = train::train(
+        let trained = train(
             &head,
             &base,
             features.view(),
@@ -277,11 +280,33 @@ impl Workshop {
             cancel,
         )?;
         drop(features);
-        let mut delta = trained.parameters;
-        for (value, base) in delta.iter_mut().zip(&base) {
+        let (mut delta, personal) = spec.model.split_head(&trained.parameters);
+        for (value, base) in delta.iter_mut().zip(&shared) {
             *value -= base;
         }
-        let frame = codec::encode_delta(&schema, &delta, &order.round.exponents)?;
+        let lossy = order.encoding != UpdateEncoding::Fp16;
+        let residual = self.payloads.residual(&order.job);
+        if residual.len() == delta.len() {
+            for (value, left) in delta.iter_mut().zip(residual) {
+                *value += left;
+            }
+        }
+        let reference = match order.encoding {
+            UpdateEncoding::Fp16Diff => Some(codec::decode_reference(&model, &schema)?),
+            _ => None,
+        };
+        let encoded = codec::encode_update(
+            &schema,
+            order.encoding,
+            spec.codec.topk_fraction,
+            &delta,
+            &order.round.exponents,
+            reference.as_ref(),
+        )?;
+        let residual = lossy.then(|| {
+            let pairs = delta.iter().zip(&encoded.decoded);
+            pairs.map(|(all, sent)| all - sent).collect()
+        });
         Ok(Encoded {
             job: order.job.clone(),
             round: order.round.round,
@@ -290,7 +315,10 @@ impl Workshop {
             loss: trained.loss,
             train_ms: millis(begun.elapsed()),
             encoded: self.clock.now(),
-            frame,
+            encoding: order.encoding,
+            frame: encoded.frame,
+            residual,
+            personal,
         })
     }
 

@@ -10,6 +10,7 @@ use wayside_host::exit::{Exit, Failure, Format, fail_with, print_line};
 use wayside_host::shutdown::Shutdown;
 use wayside_host::telemetry;
 
+use crate::bench::{self, BenchArgs};
 use crate::config::{BrokerMode, Config};
 use crate::event::Observer;
 use crate::run::TIER;
@@ -28,6 +29,8 @@ enum Command {
     Run(ConfigArgs),
     /// Checks the configuration and starts nothing.
     CheckConfig(ConfigArgs),
+    /// Measures what a round's rule costs on this machine, with updates as vehicles send them.
+    Bench(BenchArgs),
 }
 
 /// Where the configuration comes from.
@@ -49,6 +52,7 @@ pub async fn execute(cli: Cli) -> ExitCode {
     let (format, result) = match cli.command {
         Command::Run(args) => (args.format, run(&args).await),
         Command::CheckConfig(args) => (args.format, check_config(&args)),
+        Command::Bench(args) => (args.format, bench::run(&args)),
     };
     match result {
         Ok(()) => Exit::Ok.into(),

@@ -1,10 +1,12 @@
 //! Machine and store together: what arrived is handled as a batch, made durable with one flush, and only then shown.
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 use wayside_domain::time::Timestamp;
 use wayside_host::clock::Clock;
 use wayside_proto::codec;
 
+use crate::aggregate::{self, Order};
 use crate::downlink::Outgoing;
 use crate::event::Observer;
 use crate::region::Effect;
@@ -26,6 +28,7 @@ pub struct Engine {
     outgoing: Outgoing,
     observer: Observer,
     wanted: watch::Sender<Wanted>,
+    threads: usize,
 }
 
 impl std::fmt::Debug for Engine {
@@ -48,7 +51,13 @@ impl Engine {
     ) -> Result<Self, StoreError> {
         let (now, stored) = (clock.now(), store.load()?);
         settings.site.generation.0 = now.0.max(stored.generation.next().0);
-        let (unit, effects) = Unit::new(settings, now, stored, &|digest| store.model(digest));
+        let (unit, effects) = Unit::new(
+            settings,
+            now,
+            stored,
+            &|digest| store.model(digest),
+            &|job, key| store.frame(job, key),
+        );
         let mut engine = Self {
             unit,
             store,
@@ -56,6 +65,7 @@ impl Engine {
             outgoing,
             observer,
             wanted,
+            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
         engine.store.keep_models(&engine.unit.models());
         engine.apply(effects)?;
@@ -98,17 +108,34 @@ impl Engine {
         self.apply(effects)
     }
 
+    /// Does what the effects say; answers go out before a rule runs, which may take a while.
     fn apply(&mut self, effects: Vec<Effect>) -> Result<(), StoreError> {
-        self.apply_once(effects)?;
+        let mut orders = self.apply_once(effects)?;
         let answers = self.unit.on_flushed(self.clock.now());
-        self.apply_once(answers)
+        orders.extend(self.apply_once(answers)?);
+        for order in orders {
+            let began = Instant::now();
+            let result = aggregate::run(&order, self.store.as_ref(), self.threads);
+            tracing::debug!(
+                job = %order.job, round = %order.round, rule = %order.rule.name, updates = order.members.len(),
+                ms = began.elapsed().as_millis(), "rule has run"
+            );
+            let now = self.clock.now();
+            let effects = self
+                .unit
+                .on_aggregated(now, &order.job, order.round, result);
+            self.apply(effects)?;
+        }
+        Ok(())
     }
 
-    fn apply_once(&mut self, effects: Vec<Effect>) -> Result<(), StoreError> {
-        let (mut writes, mut shows) = (Vec::new(), Vec::new());
+    /// Makes durable, then visible; gives back the rules that are to run.
+    fn apply_once(&mut self, effects: Vec<Effect>) -> Result<Vec<Order>, StoreError> {
+        let (mut writes, mut shows, mut orders) = (Vec::new(), Vec::new(), Vec::new());
         for effect in effects {
             match effect {
                 Effect::Write(write) => writes.push(write),
+                Effect::Aggregate(order) => orders.push(*order),
                 show => shows.push(show),
             }
         }
@@ -122,13 +149,13 @@ impl Engine {
                     retain,
                 } => self.outgoing.publish(topic.to_string(), payload, retain),
                 Effect::Tell(event) => self.observer.tell(event),
-                Effect::Write(_) => {}
+                Effect::Write(_) | Effect::Aggregate(_) => {}
             }
         }
         if models {
             self.store.keep_models(&self.unit.models());
         }
-        Ok(())
+        Ok(orders)
     }
 
     /// A model that the disk has, such as the one before a rollback, need not be fetched.

@@ -4,7 +4,7 @@ use wayside_domain::ids::{Digest, ModelVersion, RoundId, UpdateId, VehicleId};
 use wayside_domain::schema::Schema;
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::RejectReason;
-use wayside_proto::codec::{self, Delta};
+use wayside_proto::codec::{self, Reference, Unpacker, UpdateFrame, UpdateStats};
 use wayside_proto::convert::{Update, UpdateMetrics, Wire as _};
 use wayside_proto::topics::Topic;
 
@@ -32,10 +32,37 @@ pub struct Arrival {
 pub struct Content {
     /// The model it was trained from.
     pub base_version: ModelVersion,
-    /// Its values; `None` where its round is not the open one, so that nobody needs them.
-    pub delta: Option<Delta>,
+    /// What was read of its values; `None` where no open round takes it, so that nobody needs them.
+    pub checked: Option<Checked>,
     /// The frame of its values.
     pub frame: Vec<u8>,
+}
+
+/// A frame that was read once, from its first to its last block.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// Where its blocks are.
+    pub index: UpdateFrame,
+    /// What was measured on its values.
+    pub stats: UpdateStats,
+}
+
+impl Checked {
+    /// Reads a frame with memory for one block of it.
+    ///
+    /// # Errors
+    /// What is wrong with the frame, or that its scales are not those announced.
+    pub fn read(
+        frame: &[u8],
+        schema: &Schema,
+        exponents: &[i8],
+        reference: Option<&Reference>,
+    ) -> Result<Self, codec::DecodeError> {
+        let index = UpdateFrame::parse(frame, schema)?;
+        index.check_exponents(exponents)?;
+        let stats = index.verify(frame, reference, &mut Unpacker::new())?;
+        Ok(Self { index, stats })
+    }
 }
 
 /// What the bytes of an update are to be.
@@ -51,8 +78,10 @@ pub struct Expected<'a> {
     pub schema: &'a Schema,
     /// Scales that were announced.
     pub exponents: &'a [i8],
-    /// The round that is open.
-    pub open_round: Option<RoundId>,
+    /// The oldest and the newest round whose updates the open round takes.
+    pub open_rounds: Option<(RoundId, RoundId)>,
+    /// The model that the open round started from, for encodings that need it.
+    pub reference: Option<&'a Reference>,
 }
 
 /// Reads an update. Never fails: what is wrong with it is in the arrival.
@@ -95,19 +124,24 @@ fn contents(
         .check_topic(expected.topic)
         .and_then(|()| update.check_id(&expected.update_id))
         .map_err(|error| refuse(&error, error.reason()))?;
-    let mut delta = None;
-    if expected.open_round == Some(update.round) {
-        let decoded = codec::decode_delta(&update.frame, expected.schema).and_then(|delta| {
-            delta.check_exponents(expected.exponents)?;
-            Ok(delta)
-        });
-        delta = Some(decoded.map_err(|error| refuse(&error, error.reason())));
-    }
+    let wanted = expected
+        .open_rounds
+        .is_some_and(|(oldest, newest)| (oldest..=newest).contains(&update.round));
+    let checked = wanted.then(|| {
+        let Expected {
+            schema,
+            exponents,
+            reference,
+            ..
+        } = expected;
+        Checked::read(&update.frame, schema, exponents, reference)
+            .map_err(|error| refuse(&error, error.reason()))
+    });
     arrival.num_examples = update.num_examples;
     arrival.metrics = update.metrics;
     Ok(Content {
         base_version: update.base_version,
-        delta: delta.transpose()?,
+        checked: checked.transpose()?,
         frame: update.frame,
     })
 }

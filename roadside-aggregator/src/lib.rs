@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod aggregate;
+pub mod bench;
 pub mod broker;
 pub mod cli;
 pub mod config;

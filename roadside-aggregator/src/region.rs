@@ -21,18 +21,21 @@ pub use ledger::{Ledger, MAX_SUMMARIES, Pending, Published};
 use std::collections::{BTreeMap, BTreeSet};
 
 use wayside_domain::aggregate::WeightedSum;
+use wayside_domain::encoding::UpdateEncoding;
 use wayside_domain::ids::{Digest, JobId, RoadsideId, RoundId, UpdateId, VehicleId};
 use wayside_domain::receipts::ReceiptBook;
 use wayside_domain::round::Round;
 use wayside_domain::schema::Schema;
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::Verdict;
-use wayside_proto::codec;
+use wayside_proto::codec::{self, Reference};
 use wayside_proto::convert::{Announcement, Contribution, JobPlan, Wire as _, chunk_count};
 use wayside_proto::topics::{ModelKey, Topic};
 
+use crate::aggregate::{Member, Order};
 use crate::event::Event;
-use crate::store::{StoredJob, StoredUpdate, Write};
+use crate::intake::Checked;
+use crate::store::{FrameKey, StoredJob, StoredUpdate, Write};
 
 /// Rounds for which receipts are kept.
 const KEEP_RECEIPTS_ROUNDS: u64 = 64;
@@ -59,6 +62,15 @@ pub enum Effect {
     },
     /// Tell whoever watches.
     Tell(Event),
+    /// Run the rule of a closed round over its frames, and answer with [`Region::on_aggregated`].
+    Aggregate(Box<Order>),
+}
+
+impl PartialEq for Order {
+    /// Orders are about one round of one job each.
+    fn eq(&self, other: &Self) -> bool {
+        (&self.job, self.round) == (&other.job, other.round)
+    }
 }
 
 /// Who and how large this unit is.
@@ -78,7 +90,12 @@ struct Loaded {
     digest: Digest,
     frame: Vec<u8>,
     parameters: Vec<f32>,
+    /// Its values as the frame holds them, where the job's encodings need them.
+    reference: Option<Reference>,
 }
+
+/// What reads frames that are stored.
+pub type ReadFrame<'a> = &'a dyn Fn(FrameKey<'_>) -> Option<Vec<u8>>;
 
 /// A verdict whose receipt waits for the flush.
 #[derive(Clone, Debug)]
@@ -106,7 +123,14 @@ pub struct Region {
     /// The model that rounds start from: the global one, or the regional one.
     model: Option<Loaded>,
     round: Option<Round<VehicleId>>,
-    sum: WeightedSum,
+    /// The updates that the open or closing round has accepted.
+    members: BTreeMap<VehicleId, Member>,
+    /// A round that has an outcome and waits for its rule's result.
+    closing: Option<Round<VehicleId>>,
+    /// What the last round with a result gave.
+    sum: Option<WeightedSum>,
+    /// What rounding took from the last fp16 contribution; empty where there was none.
+    residual: Vec<f32>,
     book: ReceiptBook,
     lines: BTreeMap<u64, Contribution>,
     /// Updates written down in this round, by vehicle.
@@ -140,8 +164,10 @@ impl Region {
         site: Site,
         stored: StoredJob,
         models: &dyn Fn(Digest) -> Option<Vec<u8>>,
+        frames: ReadFrame<'_>,
     ) -> Option<Self> {
         let mut region = Self::assemble(site, stored.ledger?)?;
+        region.residual = stored.residual;
         for (key, round, verdict) in stored.receipts {
             region.book.record(round, key, verdict);
         }
@@ -160,7 +186,7 @@ impl Region {
             region.model.clone_from(&region.base);
         }
         if let Some(terms) = region.ledger.terms.clone() {
-            region.restore_round(terms, stored.updates);
+            region.restore_round(terms, stored.updates, frames);
             region.doubt_lines();
         }
         Some(region)
@@ -170,23 +196,29 @@ impl Region {
         &mut self,
         terms: wayside_domain::round::RoundTerms<VehicleId>,
         updates: Vec<StoredUpdate>,
+        frames: ReadFrame<'_>,
     ) {
         let mut accepted = Vec::new();
+        let reference = self.model.as_ref().and_then(|m| m.reference.clone());
         for update in updates.into_iter().filter(|u| u.round == terms.round) {
-            let exponents = self.ledger.plan.exponents.clone();
-            let added = codec::decode_delta(&update.frame, &self.schema).is_ok_and(|delta| {
-                let num_examples = update.accepted.num_examples;
-                self.sum
-                    .add(num_examples, &exponents, delta.values())
-                    .is_ok()
+            // One frame in memory at a time.
+            let checked = frames(update.key()).and_then(|frame| {
+                let exponents = &self.ledger.plan.exponents;
+                Checked::read(&frame, &self.schema, exponents, reference.as_ref()).ok()
             });
-            if added {
-                accepted.push((update.vehicle, update.accepted));
+            if let Some(checked) = checked {
+                accepted.push((update.vehicle.clone(), update.accepted));
+                self.add_member(&update, checked);
             } else {
                 tracing::warn!(vehicle = %update.vehicle, round = %update.round, "stored update is damaged and does not count");
             }
         }
         self.round = Some(Round::restore(terms, accepted));
+    }
+
+    fn add_member(&mut self, update: &StoredUpdate, checked: Checked) {
+        let member = Member::new(update, checked);
+        self.members.insert(member.vehicle.clone(), member);
     }
 
     /// Lines of the open round whose update could not be read again do not count.
@@ -203,7 +235,6 @@ impl Region {
 
     fn assemble(site: Site, ledger: Ledger) -> Option<Self> {
         let schema = ledger.plan.spec.model.schema().ok()?;
-        let sum = WeightedSum::new(schema.num_parameters(), ledger.plan.exponents.clone());
         Some(Self {
             schema_digest: codec::schema_digest(&schema),
             job_digest: codec::digest(&ledger.plan.spec.encode()),
@@ -213,7 +244,10 @@ impl Region {
             base: None,
             model: None,
             round: None,
-            sum,
+            members: BTreeMap::new(),
+            closing: None,
+            sum: None,
+            residual: Vec::new(),
             book: ReceiptBook::new(KEEP_RECEIPTS_ROUNDS, MAX_RECEIPTS),
             lines: BTreeMap::new(),
             judged: BTreeMap::new(),
@@ -242,6 +276,19 @@ impl Region {
     /// Scale exponents that updates must have.
     pub fn exponents(&self) -> &[i8] {
         &self.ledger.plan.exponents
+    }
+
+    /// The oldest and the newest round whose updates the open round takes.
+    pub fn open_rounds(&self) -> Option<(RoundId, RoundId)> {
+        let newest = self.open_round()?;
+        let terms = self.round.as_ref()?.terms();
+        let oldest = newest.0.saturating_sub(terms.max_staleness.unwrap_or(0));
+        Some((RoundId(oldest), newest))
+    }
+
+    /// The model that the open round started from, where the job's encodings need it.
+    pub fn reference(&self) -> Option<&Reference> {
+        self.model.as_ref()?.reference.as_ref()
     }
 
     /// The round that is open.
@@ -319,6 +366,7 @@ impl Region {
             fresh.told_bytes = self.told_bytes;
             fresh.announced = self.announced.take();
             fresh.closed_due = self.closed_due;
+            fresh.residual = std::mem::take(&mut self.residual);
             if same_job {
                 fresh.job_published = self.job_published;
                 fresh.job_served = std::mem::take(&mut self.job_served);
@@ -388,11 +436,7 @@ impl Region {
                 return false;
             }
         };
-        let loaded = Loaded {
-            digest,
-            frame,
-            parameters,
-        };
+        let loaded = self.load(digest, frame, parameters);
         if digest == self.ledger.plan.model {
             self.base = Some(loaded.clone());
         }
@@ -400,6 +444,18 @@ impl Region {
             self.model = Some(loaded);
         }
         true
+    }
+
+    fn load(&self, digest: Digest, frame: Vec<u8>, parameters: Vec<f32>) -> Loaded {
+        let codec = &self.ledger.plan.spec.codec;
+        let needed = (codec.best..=codec.lowest).contains(&UpdateEncoding::Fp16Diff);
+        let reference = needed.then(|| codec::decode_reference(&frame, &self.schema).ok());
+        Loaded {
+            digest,
+            frame,
+            parameters,
+            reference: reference.flatten(),
+        }
     }
 
     /// The cloud answered a partial aggregate.
@@ -422,6 +478,9 @@ impl Region {
 
     /// When [`Region::on_tick`] is next worth calling by the clock; also after everything else that arrives.
     pub fn next_deadline(&self) -> Option<Timestamp> {
+        if self.closing.is_some() {
+            return None; // the rule's result comes next
+        }
         if let Some(round) = &self.round {
             // A round that closed with its last update is still to be dealt with, now.
             let due = round.next_deadline().unwrap_or_default();

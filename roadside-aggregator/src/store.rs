@@ -12,6 +12,8 @@ pub use disk::Disk;
 pub use memory::Memory;
 
 use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
 
 use wayside_domain::ids::{Digest, Generation, JobId, RoundId, UpdateId, VehicleId};
 use wayside_domain::round::Accepted;
@@ -32,8 +34,8 @@ pub enum Write {
     ForgetVehicle(VehicleId),
     /// Where a job stands, its open round included.
     Ledger(JobId, Box<Ledger>),
-    /// An update that counts in the open round.
-    Update(JobId, StoredUpdate),
+    /// An update that counts in the open round, and its frame.
+    Update(JobId, StoredUpdate, Vec<u8>),
     /// The round is over: its updates are not needed any more.
     DropUpdates(JobId),
     /// What became of an update; the key is of update and sender.
@@ -50,6 +52,8 @@ pub enum Write {
     Partial(JobId, Pending),
     /// The cloud has answered.
     DropPartial(JobId),
+    /// What rounding took from the last fp16 contribution of a job.
+    Residual(JobId, Vec<f32>),
 }
 
 /// An accepted update as it is kept until its round closes.
@@ -61,9 +65,19 @@ pub struct StoredUpdate {
     pub round: RoundId,
     /// Its identity and weight.
     pub accepted: Accepted,
-    /// Frame of its delta.
-    pub frame: Vec<u8>,
+    /// Rounds that closed between the one it was made for and the one it counts in.
+    pub staleness: u64,
 }
+
+impl StoredUpdate {
+    /// Which frame is its.
+    pub fn key(&self) -> FrameKey<'_> {
+        (&self.vehicle, self.accepted.update_id)
+    }
+}
+
+/// Names an accepted update's frame within its job: sender and update.
+pub type FrameKey<'a> = (&'a VehicleId, UpdateId);
 
 /// One job as it was kept.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -78,6 +92,8 @@ pub struct StoredJob {
     pub lines: Vec<Contribution>,
     /// The partial aggregate that waits for the cloud.
     pub pending: Option<Pending>,
+    /// What rounding took from the last fp16 contribution; empty where there was none.
+    pub residual: Vec<f32>,
 }
 
 /// Everything that was kept.
@@ -99,7 +115,7 @@ pub struct Stored {
 pub struct StoreError(pub String);
 
 /// Keeps what a unit must not forget.
-pub trait Store: Send {
+pub trait Store: Send + Sync {
     /// Reads everything. What is damaged is moved aside and left out.
     fn load(&mut self) -> Result<Stored, StoreError>;
 
@@ -108,6 +124,21 @@ pub trait Store: Send {
 
     /// The frame of a model; `None` if it is not here or damaged.
     fn model(&self, digest: Digest) -> Option<Vec<u8>>;
+
+    /// The whole frame of an accepted update; `None` if it is not here or damaged.
+    fn frame(&self, job: &JobId, key: FrameKey<'_>) -> Option<Vec<u8>>;
+
+    /// Puts some bytes of the frame of an accepted update into `to`, and leaves it to zstd's checksums to find damage.
+    ///
+    /// # Errors
+    /// If they are not there.
+    fn read_frame(
+        &self,
+        job: &JobId,
+        key: FrameKey<'_>,
+        bytes: Range<usize>,
+        to: &mut Vec<u8>,
+    ) -> io::Result<()>;
 
     /// Removes the models that are not among these.
     fn keep_models(&mut self, wanted: &[Digest]);

@@ -8,6 +8,7 @@ mod messages;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use wayside_domain::aggregate::WeightedSum;
 use wayside_domain::ids::{Digest, JobId, Namespace, RoundId, UpdateId, VehicleId};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::Verdict;
@@ -16,10 +17,11 @@ use wayside_proto::convert::{Control, Plan, Wire as _};
 use wayside_proto::topics::Topic;
 
 use self::messages::changed;
+use crate::aggregate::OrderError;
 use crate::event::Event;
 use crate::fleet::{Change, Fleet};
 use crate::region::{Effect, Pending, Region, Site};
-use crate::store::{Stored, Write};
+use crate::store::{FrameKey, Stored, Write};
 
 /// Jobs that are known at a time, those of earlier plans included.
 const MAX_JOBS: usize = 1024;
@@ -105,6 +107,7 @@ impl Unit {
         now: Timestamp,
         stored: Stored,
         models: &dyn Fn(Digest) -> Option<Vec<u8>>,
+        frames: &dyn Fn(&JobId, FrameKey<'_>) -> Option<Vec<u8>>,
     ) -> (Self, Vec<Effect>) {
         let fleet = Fleet::new(
             now,
@@ -116,7 +119,9 @@ impl Unit {
         let mut effects = vec![Effect::Write(Write::Generation(settings.site.generation))];
         let mut regions = BTreeMap::new();
         for (job, stored) in stored.jobs {
-            if let Some(mut region) = Region::restore(settings.site.clone(), stored, models) {
+            let frames = |key: FrameKey<'_>| frames(&job, key);
+            let restored = Region::restore(settings.site.clone(), stored, models, &frames);
+            if let Some(mut region) = restored {
                 effects.extend(region.on_start());
                 regions.insert(job, region);
             }
@@ -203,6 +208,20 @@ impl Unit {
     pub fn on_flushed(&mut self, now: Timestamp) -> Vec<Effect> {
         let regions = self.regions.values_mut();
         regions.flat_map(|region| region.on_flushed(now)).collect()
+    }
+
+    /// The rule of a closed round has run.
+    pub fn on_aggregated(
+        &mut self,
+        now: Timestamp,
+        job: &JobId,
+        round: RoundId,
+        result: Result<WeightedSum, OrderError>,
+    ) -> Vec<Effect> {
+        let region = self.regions.get_mut(job);
+        region.map_or_else(Vec::new, |region| {
+            region.on_aggregated(now, &self.fleet, round, result)
+        })
     }
 
     /// Does what the time asks for.

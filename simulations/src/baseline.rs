@@ -1,10 +1,10 @@
 //! What the federation is compared with: each vehicle alone, and everybody's features in one place.
 
-use edge_client::train::{TrainError, train};
 use ndarray::{Array2, Axis};
 use std::sync::atomic::AtomicBool;
 use wayside_domain::head::{Evaluation, LinearHead};
 use wayside_domain::job::{Effort, TrainingSpec};
+use wayside_domain::train::{TrainError, train};
 
 /// Standardised features with their labels.
 #[derive(Clone, Debug)]

@@ -1,9 +1,10 @@
-//! Wayside on one machine. Today: the demo, all three tiers over real sockets in one process.
+//! Wayside on one machine: the demo, all three tiers over real sockets in one process; and studies without sockets.
 //!
 //! - [`demo`]: the pictures' way to the vehicles, the tiers, live progress.
 //! - [`partition`]: who gets which pictures.
 //! - [`baseline`]: vehicles alone and pooled pictures, for comparison.
 //! - [`report`]: what is printed at the end.
+//! - [`study`]: one question each, answered by measurement.
 
 #![forbid(unsafe_code)]
 
@@ -11,3 +12,4 @@ pub mod baseline;
 pub mod demo;
 pub mod partition;
 pub mod report;
+pub mod study;

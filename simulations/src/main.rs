@@ -3,12 +3,18 @@
 use clap::{Args, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use wayside_host::exit::{Exit, Failure, Format, fail, print_line};
 use wayside_host::shutdown::Shutdown;
 use wayside_host::telemetry::{self, LogConfig};
 use wayside_sim::demo::{self, DemoOptions};
 use wayside_sim::partition::Partition;
+use wayside_sim::report::Report;
+use wayside_sim::study;
+use wayside_sim::study::attacks::{AttackOptions, AttackReport};
+use wayside_sim::study::codecs::{CodecOptions, CodecReport};
+use wayside_sim::study::local::{LocalOptions, StudyReport};
 
 /// Time that a finished or interrupted demo has to end its threads.
 const LAST_CALL: Duration = Duration::from_millis(300);
@@ -28,6 +34,53 @@ enum Command {
     /// Splits the pictures unevenly over the vehicles, starts all three tiers with real MQTT and gRPC, lets them train
     /// together, and compares the result with vehicles that train alone and with training on pooled pictures.
     Demo(DemoArguments),
+    /// Answer one question by measurement, in one process and without sockets.
+    Study {
+        #[command(subcommand)]
+        study: Study,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Study {
+    /// Which local algorithm makes up for skewed data: FedAvg, FedAvgM, FedProx, FedNova, SCAFFOLD.
+    ///
+    /// Ten vehicles with one class each or with `dirichlet:0.1`, several local efforts, every algorithm at the learning
+    /// rate that suits it best on held-back pictures.
+    Local(StudyArguments),
+    /// What hostile vehicles can do to a model, by rule: sign flip, scaling by 1000, label flip, NaN.
+    Attacks(StudyArguments),
+    /// What each encoding of updates costs and gives: bytes, rounds and accuracy.
+    Codecs(StudyArguments),
+}
+
+impl Study {
+    fn arguments(&self) -> &StudyArguments {
+        match self {
+            Self::Local(arguments) | Self::Attacks(arguments) | Self::Codecs(arguments) => {
+                arguments
+            }
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct StudyArguments {
+    /// Seeds of the runs, by comma.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    seeds: Vec<u64>,
+    /// Rounds of a run.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// Folder of pictures: train/CLASS/*.jpg and test/CLASS/*.jpg. Default: the traffic lights of this project.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// The backbone's weights. Default: those of this project.
+    #[arg(long)]
+    weights: Option<PathBuf>,
+    /// What is printed at the end: a table, or one JSON object with every curve.
+    #[arg(long, default_value = "text")]
+    format: Format,
 }
 
 #[derive(Debug, Args)]
@@ -44,7 +97,7 @@ struct DemoArguments {
     /// Number of merge rounds.
     #[arg(long, default_value_t = 40)]
     rounds: u64,
-    /// How the pictures of each class are spread: `iid` or `dirichlet:ALPHA`.
+    /// How the pictures of each class are spread: `iid`, `classes:N` or `dirichlet:ALPHA`.
     #[arg(long, default_value = "dirichlet:0.3")]
     partition: Partition,
     /// Folder of pictures: train/CLASS/*.jpg and test/CLASS/*.jpg. Default: the traffic lights of this project.
@@ -65,10 +118,11 @@ struct DemoArguments {
 }
 
 fn main() -> ExitCode {
-    let Cli {
-        command: Command::Demo(arguments),
-    } = Cli::parse();
-    let format = arguments.format;
+    let Cli { command } = Cli::parse();
+    let format = match &command {
+        Command::Demo(arguments) => arguments.format,
+        Command::Study { study } => study.arguments().format,
+    };
     let log = LogConfig {
         level: "warn".to_owned(),
         ..LogConfig::default()
@@ -86,27 +140,81 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         let shutdown = Shutdown::on_signals()?;
-        demo::run(options(arguments), shutdown).await
+        match command {
+            Command::Demo(arguments) => {
+                let report = demo::run(options(arguments), shutdown).await?;
+                printable(format, &report, Report::to_text)
+            }
+            Command::Study { study } => {
+                let cancel = shutdown.flag();
+                let run = move || run_study(study, format, &cancel);
+                tokio::task::spawn_blocking(run).await?
+            }
+        }
     });
     runtime.shutdown_timeout(LAST_CALL);
-    let report = match outcome {
-        Ok(report) => report,
+    let text = match outcome {
+        Ok(text) => text,
         Err(error) => {
             let known = error.downcast_ref::<Failure>();
             let exit = known.map_or(Exit::Failed, |failure| failure.exit);
             return fail(format, exit, format!("{error:#}"));
         }
     };
-    let printed = match format {
-        Format::Json => serde_json::to_string(&report)
-            .map_err(std::io::Error::from)
-            .and_then(print_line),
-        Format::Text => print_line(report.to_text()),
-    };
-    printed.map_or_else(
+    print_line(text).map_or_else(
         |error| fail(Format::Text, Exit::Failed, error),
         |()| ExitCode::SUCCESS,
     )
+}
+
+fn printable<R: serde::Serialize>(
+    format: Format,
+    report: &R,
+    to_text: fn(&R) -> String,
+) -> anyhow::Result<String> {
+    Ok(match format {
+        Format::Json => serde_json::to_string(report)?,
+        Format::Text => to_text(report),
+    })
+}
+
+fn run_study(study: Study, format: Format, cancel: &AtomicBool) -> anyhow::Result<String> {
+    let (Study::Local(arguments) | Study::Attacks(arguments) | Study::Codecs(arguments)) = &study;
+    let (seeds, rounds) = (arguments.seeds.clone(), arguments.rounds);
+    let data = arguments.data.clone().unwrap_or_else(shipped_data);
+    let weights = arguments.weights.clone().unwrap_or_else(shipped_weights);
+    match study {
+        Study::Local(_) => {
+            let options = LocalOptions {
+                seeds,
+                rounds,
+                data,
+                weights,
+            };
+            let report = study::local::run(&options, cancel)?;
+            printable(format, &report, StudyReport::to_text)
+        }
+        Study::Attacks(_) => {
+            let options = AttackOptions {
+                seeds,
+                rounds,
+                data,
+                weights,
+            };
+            let report = study::attacks::run(&options, cancel)?;
+            printable(format, &report, AttackReport::to_text)
+        }
+        Study::Codecs(_) => {
+            let options = CodecOptions {
+                seeds,
+                rounds,
+                data,
+                weights,
+            };
+            let report = study::codecs::run(&options, cancel)?;
+            printable(format, &report, CodecReport::to_text)
+        }
+    }
 }
 
 fn options(arguments: DemoArguments) -> DemoOptions {
@@ -116,15 +224,19 @@ fn options(arguments: DemoArguments) -> DemoOptions {
         roadside_units: arguments.roadside_units,
         rounds: arguments.rounds,
         partition: arguments.partition,
-        data: arguments
-            .data
-            .unwrap_or_else(|| shipped("simulations/data/traffic_lights")),
-        weights: arguments.weights.unwrap_or_else(|| {
-            shipped("edge-client/models/mobilenet_v3_large_075_coco.int8.safetensors")
-        }),
+        data: arguments.data.unwrap_or_else(shipped_data),
+        weights: arguments.weights.unwrap_or_else(shipped_weights),
         keep: arguments.keep,
         quiet: arguments.quiet,
     }
+}
+
+fn shipped_data() -> PathBuf {
+    shipped("simulations/data/traffic_lights")
+}
+
+fn shipped_weights() -> PathBuf {
+    shipped("edge-client/models/mobilenet_v3_large_075_coco.int8.safetensors")
 }
 
 /// A file of the project: below the current folder if it is there, else where the project was built.

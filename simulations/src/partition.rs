@@ -18,6 +18,11 @@ pub enum Partition {
         /// Concentration, above 0.
         alpha: f64,
     },
+    /// Each vehicle has pictures of so many classes only, the classes dealt out in turn.
+    Classes {
+        /// Classes of a vehicle, at least 1; all there are, if it is more.
+        each: usize,
+    },
 }
 
 /// A partition that cannot be read or made.
@@ -25,7 +30,7 @@ pub enum Partition {
 pub enum PartitionError {
     /// Not one of the known forms.
     #[error(
-        "partition {got:?}: use `iid` or `dirichlet:ALPHA` with ALPHA above 0, such as dirichlet:0.3"
+        "partition {got:?}: use `iid`, `classes:N` or `dirichlet:ALPHA` with ALPHA above 0, such as dirichlet:0.3"
     )]
     Unknown {
         /// The text given.
@@ -52,6 +57,13 @@ impl FromStr for Partition {
         if text == "iid" {
             return Ok(Self::Iid);
         }
+        if let Some(each) = text
+            .strip_prefix("classes:")
+            .and_then(|each| each.parse().ok())
+            .filter(|each| *each > 0)
+        {
+            return Ok(Self::Classes { each });
+        }
         text.strip_prefix("dirichlet:")
             .and_then(|alpha| alpha.parse().ok())
             .filter(|alpha: &f64| *alpha > 0.0 && alpha.is_finite())
@@ -67,6 +79,7 @@ impl fmt::Display for Partition {
         match self {
             Self::Iid => f.write_str("iid"),
             Self::Dirichlet { alpha } => write!(f, "dirichlet:{alpha}"),
+            Self::Classes { each } => write!(f, "classes:{each}"),
         }
     }
 }
@@ -95,12 +108,9 @@ pub fn split(
                 .filter(|i| usize::from(labels[*i]) == class)
                 .collect();
             members.shuffle(&mut rng);
+            let weights = weights(class, classes, vehicles, partition, &mut rng);
             let mut start = 0;
-            for (part, end) in
-                parts
-                    .iter_mut()
-                    .zip(ends(members.len(), vehicles, partition, &mut rng))
-            {
+            for (part, end) in parts.iter_mut().zip(ends(members.len(), &weights)) {
                 part.extend_from_slice(&members[start..end]);
                 start = end;
             }
@@ -119,20 +129,35 @@ pub fn split(
     })
 }
 
+/// How much of a class each vehicle gets, relative to the others.
+fn weights(
+    class: usize,
+    classes: usize,
+    vehicles: usize,
+    partition: Partition,
+    rng: &mut impl Rng,
+) -> Vec<f64> {
+    match partition {
+        Partition::Dirichlet { alpha } => Gamma::new(alpha, 1.0).map_or_else(
+            |_| vec![1.0; vehicles],
+            |gamma| gamma.sample_iter(rng).take(vehicles).collect(),
+        ),
+        Partition::Iid => vec![1.0; vehicles],
+        Partition::Classes { each } => {
+            // Vehicle v has the classes v, v + 1, ..., v + each - 1, counted round.
+            let has = |v: usize| (class + classes - v % classes) % classes < each;
+            (0..vehicles).map(|v| f64::from(u8::from(has(v)))).collect()
+        }
+    }
+}
+
 /// Where each vehicle's share of `count` pictures ends; the last one is `count`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "a share of a small count"
 )]
-fn ends(count: usize, vehicles: usize, partition: Partition, rng: &mut impl Rng) -> Vec<usize> {
-    let weights: Vec<f64> = match partition {
-        Partition::Dirichlet { alpha } => Gamma::new(alpha, 1.0).map_or_else(
-            |_| vec![1.0; vehicles],
-            |gamma| gamma.sample_iter(rng).take(vehicles).collect(),
-        ),
-        Partition::Iid => vec![1.0; vehicles],
-    };
+fn ends(count: usize, weights: &[f64]) -> Vec<usize> {
     let total: f64 = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let mut sum = 0.0;
     let mut ends: Vec<usize> = weights
@@ -142,8 +167,10 @@ fn ends(count: usize, vehicles: usize, partition: Partition, rng: &mut impl Rng)
             ((sum / total * count as f64).round() as usize).min(count)
         })
         .collect();
-    if let Some(last) = ends.last_mut() {
-        *last = count;
+    // The last one that has any of it takes what rounding left.
+    let taker = weights.iter().rposition(|weight| *weight > 0.0);
+    for end in ends.iter_mut().skip(taker.unwrap_or(0)) {
+        *end = count;
     }
     ends
 }
@@ -190,7 +217,7 @@ mod tests {
 
     #[test]
     fn texts_are_read_and_written() {
-        for text in ["iid", "dirichlet:0.3"] {
+        for text in ["iid", "dirichlet:0.3", "classes:1"] {
             assert_eq!(
                 text.parse::<Partition>().map(|p| p.to_string()),
                 Ok(text.to_owned())
@@ -202,6 +229,8 @@ mod tests {
             "dirichlet:0",
             "dirichlet:-1",
             "dirichlet:nan",
+            "classes:0",
+            "classes:-1",
             "shards:2",
         ] {
             assert!(text.parse::<Partition>().is_err(), "{text}");
@@ -226,6 +255,26 @@ mod tests {
         let even = split(&labels, 2, 12, Partition::Iid, 1).expect("a split");
         assert!(share(&skewed) > 0.2, "{}", share(&skewed));
         assert!(share(&even) < 0.02, "{}", share(&even));
+    }
+
+    #[test]
+    fn classes_are_dealt_out_in_turn() {
+        let labels = labels(&[120, 90, 60]);
+        let check = |each: usize| {
+            let parts = split(&labels, 3, 7, Partition::Classes { each }, 1).expect("a split");
+            for (vehicle, part) in parts.iter().enumerate() {
+                let mut seen: Vec<usize> = part.iter().map(|i| labels[*i].into()).collect();
+                seen.sort_unstable();
+                seen.dedup();
+                let mut expected: Vec<_> = (vehicle..vehicle + each).map(|c| c % 3).collect();
+                expected.sort_unstable();
+                assert_eq!(seen, expected, "vehicle {vehicle}");
+            }
+            assert_eq!(parts.concat().len(), 270);
+        };
+        check(1);
+        check(2);
+        check(3);
     }
 
     #[test]

@@ -299,7 +299,7 @@ fn verdict(wire: Option<wire::Verdict>) -> String {
 }
 
 fn contribution_json(line: &wire::Contribution) -> Value {
-    let metrics = line.metrics.unwrap_or_default();
+    let metrics = line.metrics.clone().unwrap_or_default();
     json!({
         "vehicle": line.vehicle,
         "round": line.round,
@@ -313,6 +313,8 @@ fn contribution_json(line: &wire::Contribution) -> Value {
         "receipts": metrics.receipts,
         "receipts_within_budget": metrics.receipts_within_budget,
         "last_latency_ms": metrics.last_latency_ms,
+        "encoding": metrics.encoding,
+        "goodput_bytes_per_s": metrics.goodput_bytes_per_s,
     })
 }
 

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use super::{NewVersion, RoundReport, Tally, Unusable};
+use std::sync::Arc;
+
+use crate::job::RootSet;
 use crate::strategy::ServerOptimizer;
+use wayside_domain::aggregate::RuleSpec;
 use wayside_domain::ids::{Digest, JobId, ModelVersion, RoadsideId, RoundId, UpdateId, VehicleId};
 use wayside_domain::schema::Schema;
 use wayside_domain::update::Verdict;
@@ -17,6 +21,8 @@ pub struct Rules {
     pub schema: Schema,
     /// Digest of that schema.
     pub schema_digest: Digest,
+    /// How one delta is made of the roadside units' partial aggregates.
+    pub merge: MergeRule,
     /// How a mean delta moves the model.
     pub server: ServerOptimizer,
     /// Fewest roadside units that may change the model, as a share of those asked, `(0, 1]`.
@@ -39,6 +45,30 @@ pub struct Rules {
     pub max_norm_ratio: f64,
     /// Accuracy that a version may lose against the released one.
     pub max_regression: f64,
+    /// Scales change only where they must: updates of earlier rounds count too.
+    pub keeps_scales: bool,
+}
+
+/// How the cloud makes one delta of partial aggregates.
+#[derive(Clone, Debug)]
+pub enum MergeRule {
+    /// Their exact sum: what flat FedAvg gives.
+    Sum,
+    /// A rule over their mean deltas.
+    Rule(RuleSpec),
+    /// FLTrust: the mean deltas by their direction against an update that the cloud trains itself.
+    FlTrust(Arc<RootSet>),
+}
+
+impl PartialEq for MergeRule {
+    /// Root sets are of one job and so the same.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Sum, Self::Sum) | (Self::FlTrust(_), Self::FlTrust(_)) => true,
+            (Self::Rule(a), Self::Rule(b)) => a == b,
+            _ => false,
+        }
+    }
 }
 
 /// What became of one partial aggregate, for the records.

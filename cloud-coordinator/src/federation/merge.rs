@@ -1,16 +1,24 @@
 //! From accepted partial aggregates to a version: merge, step, round, evaluate, gate.
 
-use super::{Partial, Rules};
+use super::{MergeRule, Partial, Rules};
 use crate::job::HeldBack;
+use half::f16;
 use rand::{RngCore as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeSet;
-use wayside_domain::aggregate::{AggregateError, WeightedSum, exponent_for};
+use wayside_domain::aggregate::rules::FlTrust;
+use wayside_domain::aggregate::{
+    AggregateError, Aggregator, InMemory, RuleError, Updates, Weighted, WeightedSum, combine,
+    exponent_for,
+};
 use wayside_domain::head::Evaluation;
 use wayside_domain::ids::{Digest, ModelVersion, RoundId};
 use wayside_domain::time::Timestamp;
+use wayside_domain::train::TrainError;
 use wayside_proto::codec::{self, EncodeError};
 
+/// Powers of two that a scale may be off in buffered rounds: fp16 has room for more on both sides.
+const KEEP_WITHIN: u8 = 8;
 /// Expected largest delta of one vehicle over the largest mean delta of the last merge.
 const HEADROOM: f64 = 4.0;
 
@@ -34,6 +42,12 @@ pub enum Unusable {
     /// The model cannot be framed.
     #[error("model cannot be framed: {0}")]
     Frame(#[from] EncodeError),
+    /// The rule cannot be made, which the job's check rules out.
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+    /// The cloud's own update, which FLTrust compares with.
+    #[error("no root update: {0}")]
+    Root(#[from] TrainError),
 }
 
 /// What the next version starts from.
@@ -159,13 +173,10 @@ pub(super) fn make<'a>(
     counted: impl Iterator<Item = &'a Partial> + Clone,
     place: Place,
 ) -> Result<(NewVersion, Next), Unusable> {
-    let mut total = WeightedSum::new(rules.schema.num_parameters(), exponents.to_vec());
+    let total = combined(rules, released, exponents, counted.clone(), place.version)?;
     let mut vehicles = BTreeSet::new();
     let mut norms = Vec::new();
     for partial in counted {
-        if let Ok(sum) = &partial.sum {
-            total.merge(sum)?;
-        }
         for line in partial.accepted() {
             vehicles.insert(&line.vehicle);
             norms.push(line.l2_norm);
@@ -188,11 +199,71 @@ pub(super) fn make<'a>(
         exponents: rules
             .schema
             .ranges()
-            .map(|r| exponent_for(HEADROOM * largest(r)))
+            .zip(exponents)
+            .map(|(range, before)| {
+                let fitting = exponent_for(HEADROOM * largest(range));
+                let near = before.abs_diff(fitting) <= KEEP_WITHIN;
+                if rules.keeps_scales && near {
+                    *before
+                } else {
+                    fitting
+                }
+            })
             .collect(),
         norm_bound: norm_bound(rules, norms),
     };
     Ok((version, next))
+}
+
+/// The partial aggregates as one, by the job's rule: their sum, or what the rule makes of their mean deltas.
+fn combined<'a>(
+    rules: &Rules,
+    released: &Model,
+    exponents: &[i8],
+    counted: impl Iterator<Item = &'a Partial>,
+    version: ModelVersion,
+) -> Result<WeightedSum, Unusable> {
+    let sums = counted.filter_map(|partial| partial.sum.as_ref().ok());
+    let rule: Box<dyn Aggregator> = match &rules.merge {
+        MergeRule::Sum => {
+            let mut total = WeightedSum::new(rules.schema.num_parameters(), exponents.to_vec());
+            for sum in sums {
+                total.merge(sum)?;
+            }
+            return Ok(total);
+        }
+        MergeRule::Rule(spec) => spec.build()?,
+        MergeRule::FlTrust(root) => {
+            let base: Vec<f32> = released.master.iter().copied().map(narrow).collect();
+            let update = root.update(&base, version)?;
+            let root_norm = update.iter().map(|v| v * v).sum::<f64>().sqrt();
+            let mut root = update;
+            for (range, exponent) in rules.schema.ranges().zip(exponents) {
+                let unit = f64::from(*exponent).exp2();
+                root[range].iter_mut().for_each(|value| *value /= unit);
+            }
+            Box::new(FlTrust { root, root_norm })
+        }
+    };
+    // Mean deltas in units of the scales, as the fp16 values that rules are made for.
+    let (mut means, mut known) = (InMemory::default(), Vec::new());
+    for sum in sums.filter(|sum| sum.num_examples() > 0) {
+        let examples = sum.num_examples() as f64;
+        let mean: Vec<f16> = sum
+            .values()
+            .iter()
+            .map(|v| f16::from_f64(v / examples))
+            .collect();
+        let largest = mean.iter().map(|v| v.to_f64().abs()).fold(0.0, f64::max);
+        means.push(&mean);
+        known.push(Weighted {
+            num_examples: sum.num_examples(),
+            largest,
+            staleness: 0,
+        });
+    }
+    let updates = Updates::new(&means, &known, rules.schema.ranges(), exponents, 1);
+    Ok(combine(rule.as_ref(), &updates)?)
 }
 
 /// Rounds the master to what is released, evaluates that, and holds it against the released version.

@@ -20,7 +20,7 @@ mod state;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use effect::{Effect, Judged, Rules};
+pub use effect::{Effect, Judged, MergeRule, Rules};
 pub use merge::{Gate, Model, NewVersion, Unusable};
 pub use open::{Closing, RoundReport, Tally};
 pub use partial::{Line, Partial};

@@ -267,6 +267,7 @@ fn terms(
             // The mean of vectors within a bound is within it; a regional delta is a sum of such means.
             max_norm: progress.norm_bound * f64::from(rules.edge_rounds) * NORM_SLACK,
         },
+        max_staleness: None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Rules, Tally};
-use wayside_domain::aggregate::WeightedSum;
+use wayside_domain::aggregate::{AggregateError, WeightedSum};
 use wayside_domain::ids::{ModelVersion, RoadsideId, RoundId, UpdateId, VehicleId};
 use wayside_domain::schema::Schema;
 use wayside_domain::update::{PayloadStats, RejectReason, Update, Verdict};
@@ -48,18 +48,34 @@ pub struct Partial {
     pub down_bytes: u64,
 }
 
+/// The sum as it stands in the frame, or as the mean in fp16 times its examples.
+fn sum_of(
+    wire: &PartialAggregate,
+    schema: &Schema,
+) -> Result<Result<WeightedSum, AggregateError>, DecodeError> {
+    if codec::is_update(&wire.sum_frame) {
+        let mean = codec::decode_delta(&wire.sum_frame, schema)?;
+        let mut sum = WeightedSum::new(schema.num_parameters(), mean.exponents().to_vec());
+        let added = sum.add(wire.num_examples, mean.exponents(), mean.values());
+        return Ok(added.map(|()| sum));
+    }
+    let sum = codec::decode_sum(&wire.sum_frame, schema)?;
+    Ok(WeightedSum::from_parts(
+        sum.exponents,
+        sum.values,
+        sum.num_examples,
+        sum.bound,
+    ))
+}
+
 impl Partial {
     /// Decodes the sum. A frame that cannot be read is not an error here but a verdict later; the detail is returned for
     /// the log.
     pub fn from_wire(wire: &PartialAggregate, schema: &Schema) -> (Self, Option<DecodeError>) {
-        let (sum, fault) = match codec::decode_sum(&wire.sum_frame, schema) {
+        let (sum, fault) = match sum_of(wire, schema) {
             _ if wire.sum_frame.is_empty() => (Err(RejectReason::NoExamples), None),
             Err(error) => (Err(error.reason()), Some(error)),
-            Ok(sum) => {
-                let sum =
-                    WeightedSum::from_parts(sum.exponents, sum.values, sum.num_examples, sum.bound);
-                (sum.map_err(|_| RejectReason::NotFinite), None)
-            }
+            Ok(sum) => (sum.map_err(|_| RejectReason::NotFinite), None),
         };
         let line = |line: &wayside_proto::convert::Contribution| Line {
             vehicle: line.vehicle.clone(),

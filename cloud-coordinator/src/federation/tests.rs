@@ -1,13 +1,16 @@
 use std::time::Duration;
 
 use super::*;
-use crate::job::Features;
-use crate::strategy::ServerOptimizer;
+use crate::job::{Features, RootSet};
+use crate::strategy::{Adaptive, ServerOptimizer};
 use ndarray::array;
 use proptest::prelude::*;
+use wayside_domain::aggregate::RuleSpec;
 use wayside_domain::aggregate::WeightedSum;
+use wayside_domain::encoding::CodecSpec;
 use wayside_domain::head::Standardisation;
 use wayside_domain::ids::{JobId, ModelVersion};
+use wayside_domain::job::{AggregationSpec, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
 use wayside_domain::schema::Schema;
 use wayside_proto::codec;
 use wayside_proto::convert::{Contribution, PartialAggregate, UpdateMetrics};
@@ -42,17 +45,62 @@ fn rules() -> Rules {
         max_norm: 100.0,
         max_norm_ratio: 0.0,
         max_regression: 0.1,
+        merge: MergeRule::Sum,
+        keeps_scales: false,
+    }
+}
+
+/// The job that [`rules`] are of.
+fn spec() -> JobSpec {
+    JobSpec {
+        job: JobId::new("job").unwrap(),
+        model: ModelSpec {
+            backbone: None,
+            input_height: 32,
+            input_width: 32,
+            classes: vec!["a".into(), "b".into()],
+            standardisation: Standardisation::identity(2),
+            personal: Vec::new(),
+        },
+        training: TrainingSpec {
+            lr: 0.1,
+            momentum: 0.0,
+            weight_decay: 0.0,
+            batch_size: 2,
+            effort: Effort::LocalEpochs(1),
+            proximal_mu: 0.0,
+            class_weights: vec![1.0; 2],
+            seed: 3,
+        },
+        round: RoundSpec {
+            fraction_train: 1.0,
+            min_vehicles: 1,
+            over_selection: 1.0,
+            quorum: 0.5,
+            round_timeout: Duration::from_secs(1),
+            min_window: Duration::ZERO,
+            edge_rounds: 1,
+            max_examples: 1000,
+            max_norm: 100.0,
+            max_norm_ratio: 0.0,
+            latency_budget: Duration::from_millis(500),
+        },
+        aggregation: AggregationSpec::default(),
+        codec: CodecSpec::default(),
     }
 }
 
 /// Class 0 where the first feature is positive.
-fn held_back() -> Arc<HeldBack> {
-    let features = Features {
+fn features() -> Features {
+    Features {
         values: array![[2.0, 0.0], [1.0, 0.5], [-1.0, 0.0], [-2.0, 0.3]],
         labels: vec![0, 0, 1, 1],
         backbone: None,
-    };
-    Arc::new(HeldBack::new(features, &Standardisation::identity(2), 2))
+    }
+}
+
+fn held_back() -> Arc<HeldBack> {
+    Arc::new(HeldBack::new(features(), &spec().model))
 }
 
 /// Moves the head towards what [`held_back`] wants, times a factor.
@@ -90,6 +138,8 @@ fn line(from: &Sent, l2_norm: f64) -> Contribution {
             receipts: 0,
             receipts_within_budget: 0,
             last_latency: Duration::ZERO,
+            encoding: None,
+            goodput_bytes_per_s: 0,
         },
     }
 }
@@ -733,6 +783,45 @@ fn rolling_back_closes_the_round_and_starts_from_the_earlier_version() {
     );
 }
 
+/// The state belongs to the version: from version 1 the same update gives the same next version, whatever lay between.
+#[test]
+fn rolling_back_restores_the_optimizer_state_of_the_earlier_version() {
+    let adaptive = Adaptive {
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.99,
+        tau: 1e-3,
+    };
+    for server in [
+        ServerOptimizer::Momentum { lr: 1.0, beta: 0.9 },
+        ServerOptimizer::Adagrad(adaptive),
+        ServerOptimizer::Adam(adaptive),
+        ServerOptimizer::Yogi(adaptive),
+    ] {
+        let mut machine = running(Rules { server, ..rules() }, 1);
+        let ask = |machine: &mut Federation, id: u8, factor: f32| {
+            let wire = wire(machine, 0, id, &[sent(1, 10, factor)]);
+            let effects = submit(machine, at(u64::from(id)), &wire);
+            version(&effects).unwrap().clone()
+        };
+        let first = ask(&mut machine, 1, 0.5);
+        let second = ask(&mut machine, 2, 0.25);
+        assert_eq!(
+            second.parent, first.version,
+            "released, so its state counts"
+        );
+        assert_ne!(first.optimizer, second.optimizer);
+        machine.roll_back(at(3), first.model());
+        let third = ask(&mut machine, 4, 0.25);
+        assert_eq!(
+            (third.version, third.parent),
+            (ModelVersion(3), ModelVersion(1))
+        );
+        assert_eq!(third.optimizer, second.optimizer, "{server:?}");
+        assert_eq!(third.master, second.master, "{server:?}");
+    }
+}
+
 #[test]
 fn a_paused_job_takes_what_arrives_and_opens_nothing_new() {
     let mut machine = running(rules(), 1);
@@ -802,4 +891,63 @@ fn a_model_that_would_not_be_finite_is_no_version() {
     );
     assert_eq!(machine.progress().newest, ModelVersion(0));
     assert_eq!(machine.open_round().unwrap().merge_round, RoundId(2));
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "compared within 1e-3")]
+/// Three units of which one pulls the other way: what becomes of the merge under a rule.
+fn merged_under(merge: MergeRule) -> Vec<f32> {
+    let rules = Rules {
+        merge,
+        max_regression: 1.0,
+        ..rules()
+    };
+    let mut machine = running(rules, 3);
+    let before: Vec<f64> = machine.model().master.clone();
+    let mut effects = Vec::new();
+    for (n, factor) in [(0, 0.5), (1, 0.25), (2, -0.75)] {
+        let wire = wire(&machine, n, n + 1, &[sent(u16::from(n), 10, factor)]);
+        effects = submit(&mut machine, at(1), &wire);
+    }
+    let version = version(&effects).expect("a version");
+    version
+        .master
+        .iter()
+        .zip(before)
+        .map(|(to, from)| (to - from) as f32)
+        .collect()
+}
+
+#[test]
+fn the_cloud_combines_units_by_its_own_rule() {
+    let close = |got: &[f32], factor: f32| {
+        got.iter()
+            .zip(step(factor))
+            .all(|(got, wanted)| (got - wanted).abs() < 1e-3)
+    };
+    let sum = merged_under(MergeRule::Sum);
+    assert!(close(&sum, 0.0), "{sum:?}");
+    let median = merged_under(MergeRule::Rule(RuleSpec::named("median")));
+    assert!(close(&median, 0.25), "{median:?}");
+    // The cloud's own examples say that the two point the right way and the third the wrong one.
+    let root = Arc::new(RootSet::new(features(), &spec()));
+    let trusted = merged_under(MergeRule::FlTrust(root));
+    assert!(trusted[0] > 0.0 && trusted[1] < 0.0, "{trusted:?}");
+}
+
+#[test]
+fn a_partial_aggregate_may_be_a_mean_in_fp16() {
+    let mut machine = running(rules(), 1);
+    let mut partial = wire(&machine, 0, 1, &[sent(0, 10, 0.5)]);
+    let exponents = machine.progress().exponents.clone();
+    partial.sum_frame = codec::encode_delta(&machine.rules.schema, &step(0.5), &exponents).unwrap();
+    let exact = {
+        let mut other = running(rules(), 1);
+        let wire = wire(&other, 0, 1, &[sent(0, 10, 0.5)]);
+        version(&submit(&mut other, at(1), &wire))
+            .unwrap()
+            .frame
+            .clone()
+    };
+    let effects = submit(&mut machine, at(1), &partial);
+    assert_eq!(version(&effects).expect("a version").frame, exact);
 }

@@ -3,10 +3,14 @@
 //! Tensors `features` (F32 `[n, d]`) and `labels` (U8 `[n]`); the metadata may say `backbone` (64 hexadecimal digits),
 //! `classes` (names by comma) and `input_size` (`128x64`).
 
-use ndarray::{Array2, ArrayViewMut2};
+use std::sync::atomic::AtomicBool;
+
+use ndarray::Array2;
 use safetensors::{Dtype, SafeTensors};
-use wayside_domain::head::{Evaluation, LinearHead, Standardisation};
-use wayside_domain::ids::Digest;
+use wayside_domain::head::{Evaluation, LinearHead};
+use wayside_domain::ids::{Digest, ModelVersion};
+use wayside_domain::job::{JobSpec, ModelSpec};
+use wayside_domain::train::{TrainError, train};
 
 /// Largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -175,32 +179,81 @@ fn tensor<'a>(
     Ok((view.shape().to_vec(), view.data()))
 }
 
+/// Labelled features of the cloud's own, standardised as the job says: what FLTrust's root update is trained on.
+#[derive(Clone, Debug)]
+pub struct RootSet {
+    spec: JobSpec,
+    values: Array2<f32>,
+    labels: Vec<u8>,
+}
+
+impl RootSet {
+    /// Standardises the features.
+    pub fn new(mut features: Features, spec: &JobSpec) -> Self {
+        spec.model.standardisation.apply(features.values.view_mut());
+        Self {
+            spec: spec.clone(),
+            values: features.values,
+            labels: features.labels,
+        }
+    }
+
+    /// What a vehicle with these examples would send: trained minus base, in parameter units.
+    ///
+    /// - `base`: the released parameters; `version` decides the order of the examples.
+    ///
+    /// # Errors
+    /// [`TrainError`] if training goes wrong.
+    pub fn update(&self, base: &[f32], version: ModelVersion) -> Result<Vec<f64>, TrainError> {
+        let spec = &self.spec;
+        let head = LinearHead {
+            features: spec.model.features(),
+            classes: spec.model.classes.len(),
+        };
+        let trained = train(
+            &head,
+            &spec.model.join_head(base, &[]),
+            self.values.view(),
+            &self.labels,
+            &spec.training,
+            spec.training.seed ^ version.0,
+            &AtomicBool::new(false),
+        )?;
+        let (shared, _) = spec.model.split_head(&trained.parameters);
+        let pairs = shared.iter().zip(base);
+        Ok(pairs
+            .map(|(to, from)| f64::from(*to) - f64::from(*from))
+            .collect())
+    }
+}
+
 /// The held-back set, standardised as the job says: what a version is judged by before it is released.
 #[derive(Clone, Debug)]
 pub struct HeldBack {
     head: LinearHead,
+    model: ModelSpec,
     values: Array2<f32>,
     labels: Vec<u8>,
 }
 
 impl HeldBack {
     /// Standardises the features.
-    pub fn new(mut features: Features, standardisation: &Standardisation, classes: usize) -> Self {
-        let mut view: ArrayViewMut2<'_, f32> = features.values.view_mut();
-        standardisation.apply(view.view_mut());
+    pub fn new(mut features: Features, model: &ModelSpec) -> Self {
+        model.standardisation.apply(features.values.view_mut());
         Self {
             head: LinearHead {
                 features: features.values.ncols(),
-                classes,
+                classes: model.classes.len(),
             },
+            model: model.clone(),
             values: features.values,
             labels: features.labels,
         }
     }
 
-    /// How a head with these parameters does.
+    /// How a head with these shared parameters does; personal tensors, which only vehicles have, count as 0.
     pub fn evaluate(&self, parameters: &[f32]) -> Evaluation {
-        self.head
-            .evaluate(parameters, self.values.view(), &self.labels)
+        let head = self.model.join_head(parameters, &[]);
+        self.head.evaluate(&head, self.values.view(), &self.labels)
     }
 }

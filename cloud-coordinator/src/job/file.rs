@@ -1,6 +1,9 @@
 //! `job.toml` as it is written: one struct a section, defaults that work.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use wayside_domain::aggregate::RuleSpec;
 
 /// A whole `job.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -16,6 +19,9 @@ pub struct JobFile {
     /// Rounds at a roadside unit.
     #[serde(default)]
     pub strategy: Strategy,
+    /// How updates are written.
+    #[serde(default)]
+    pub codec: Codec,
     /// The cloud's merge.
     #[serde(default)]
     pub merge: Merge,
@@ -46,6 +52,10 @@ pub struct Model {
     /// say either, any backbone with the right number of features.
     #[serde(default)]
     pub backbone: Option<String>,
+    /// Tensors of the head that each vehicle trains and keeps for itself, of `head-weight` and `head-bias`; they are in
+    /// no model and no update. Default: none.
+    #[serde(default)]
+    pub personal: Vec<String>,
 }
 
 fn input_height() -> u32 {
@@ -135,6 +145,110 @@ pub struct Strategy {
     pub max_norm_ratio: f64,
     /// Milliseconds from an update's first byte to its receipt that are within budget. Default 500.
     pub latency_budget_ms: u64,
+    /// How a roadside unit makes one delta of its vehicles' updates: a name such as `"median"`, or a name with
+    /// parameters such as `{ name = "krum", num_malicious = 2 }`. Default `"fedavg"`.
+    pub rule: Rule,
+    /// Above 0: buffered rounds without cohorts (FedBuff), each of which closes with so many updates. Default 0.
+    pub buffer_size: u32,
+    /// Rounds that may have closed since the one that an update was made for, in buffered rounds. Default 4.
+    pub max_staleness: u32,
+    /// `exact`: sums travel to the cloud in f64. `fp16`: their means in fp16, a quarter of the bytes, with error
+    /// feedback at the roadside unit. Default `exact`.
+    pub partials: Partials,
+}
+
+/// A rule: its name, or its name with parameters.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub enum Rule {
+    /// With its defaults.
+    Name(String),
+    /// With parameters.
+    With {
+        /// Its name.
+        name: String,
+        /// Its parameters.
+        #[serde(flatten)]
+        params: BTreeMap<String, RuleParam>,
+    },
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self::Name("fedavg".to_owned())
+    }
+}
+
+impl Rule {
+    /// As the domain knows it; whether there is such a rule is left to its check.
+    pub fn spec(&self) -> RuleSpec {
+        match self {
+            Self::Name(name) => RuleSpec::named(name),
+            Self::With { name, params } => {
+                let param = |(name, value): (&String, &RuleParam)| (name.clone(), value.number());
+                RuleSpec {
+                    name: name.clone(),
+                    params: params.iter().map(param).collect(),
+                }
+            }
+        }
+    }
+}
+
+/// A parameter of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub enum RuleParam {
+    /// Yes or no.
+    Is(bool),
+    /// A whole number.
+    Count(u32),
+    /// Any other number.
+    Number(f64),
+}
+
+impl RuleParam {
+    fn number(self) -> f64 {
+        match self {
+            Self::Is(yes) => f64::from(u8::from(yes)),
+            Self::Count(count) => f64::from(count),
+            Self::Number(number) => number,
+        }
+    }
+}
+
+/// How partial aggregates travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Partials {
+    /// As sums in f64.
+    #[default]
+    Exact,
+    /// As means in fp16.
+    Fp16,
+}
+
+/// `[codec]`
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Codec {
+    /// How a vehicle writes its updates at first: `fp16`, `fp16-diff`, `int8` or `topk`. Default `fp16`.
+    pub encoding: String,
+    /// As far as a vehicle may step down on that list while its link misses `strategy.latency_budget_ms`; the same as
+    /// `encoding` keeps it there. Default `int8`, or `encoding` where that is lower.
+    pub lowest: Option<String>,
+    /// Share of the values that `topk` sends, above 0 to 1. Default 0.01.
+    pub topk_fraction: f64,
+}
+
+impl Default for Codec {
+    fn default() -> Self {
+        Self {
+            encoding: "fp16".to_owned(),
+            lowest: None,
+            topk_fraction: 0.01,
+        }
+    }
 }
 
 impl Default for Strategy {
@@ -151,6 +265,10 @@ impl Default for Strategy {
             max_norm: 100.0,
             max_norm_ratio: 0.0,
             latency_budget_ms: 500,
+            rule: Rule::default(),
+            buffer_size: 0,
+            max_staleness: 4,
+            partials: Partials::default(),
         }
     }
 }
@@ -159,12 +277,22 @@ impl Default for Strategy {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Merge {
-    /// `none` or `momentum` (FedAvgM). Default `none`.
+    /// How the cloud makes one delta of the roadside units' partial aggregates: as `strategy.rule`, or `"fltrust"`,
+    /// which trains an update of its own on `model.calibration`. Default `"fedavg"`.
+    pub rule: Rule,
+    /// `none`, `momentum` (FedAvgM), `adagrad`, `adam` or `yogi`. Default `none`.
     pub server_optimizer: Optimizer,
-    /// Step size on the mean delta, above 0 to 10. Default 1.
+    /// Step size, above 0 to 10: on the mean delta, or with the adaptive three about how far a parameter moves in one
+    /// merge, where 1 is far too much for most heads. Default 1.
     pub server_lr: f64,
     /// Momentum of `momentum`, 0 to below 1. Default 0.9.
     pub server_momentum: f64,
+    /// Share of the first moment that `adagrad`, `adam` and `yogi` keep, 0 to below 1. Default 0.9.
+    pub beta1: f64,
+    /// Share of the second moment that `adam` and `yogi` keep, 0 to below 1. Default 0.99.
+    pub beta2: f64,
+    /// How little `adagrad`, `adam` and `yogi` adapt to, in parameter units, 1e-9 to 1. Default 0.001.
+    pub tau: f64,
     /// Fewest roadside units that may change the model, as a share of those asked, above 0 to 1. Default 0.5.
     pub quorum: f64,
     /// The job begins once so many roadside units are connected. Default 1.
@@ -174,9 +302,13 @@ pub struct Merge {
 impl Default for Merge {
     fn default() -> Self {
         Self {
+            rule: Rule::default(),
             server_optimizer: Optimizer::None,
             server_lr: 1.0,
             server_momentum: 0.9,
+            beta1: 0.9,
+            beta2: 0.99,
+            tau: 1e-3,
             quorum: 0.5,
             min_roadsides: 1,
         }
@@ -192,6 +324,12 @@ pub enum Optimizer {
     None,
     /// FedAvgM.
     Momentum,
+    /// FedAdagrad.
+    Adagrad,
+    /// FedAdam.
+    Adam,
+    /// FedYogi.
+    Yogi,
 }
 
 /// `[schedule]`

@@ -12,15 +12,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use features::{Features, FeaturesError, HeldBack, MAX_FILE_BYTES};
+pub use features::{Features, FeaturesError, HeldBack, MAX_FILE_BYTES, RootSet};
 pub use file::JobFile;
 
-use crate::federation::Rules;
-use crate::strategy::ServerOptimizer;
+use crate::federation::{MergeRule, Rules};
+use crate::strategy::{Adaptive, ServerOptimizer};
+use wayside_domain::aggregate::RuleError;
 use wayside_domain::class_weights::ClassWeights;
+use wayside_domain::encoding::{CodecSpec, UpdateEncoding};
 use wayside_domain::head::{Standardisation, StandardisationError};
 use wayside_domain::ids::{Digest, JobId};
-use wayside_domain::job::{Effort, JobError, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{
+    AggregationSpec, Buffered, Effort, JobError, JobSpec, ModelSpec, RoundSpec, TrainingSpec,
+};
 use wayside_host::config::{self, ConfigError};
 use wayside_host::exit::{Exit, Failure};
 use wayside_host::files::{self, FileError};
@@ -207,7 +211,7 @@ fn build(
     spec.training.class_weights =
         weighting(file.training.class_weights).of(&calibration.labels, classes.len());
     spec.check()?;
-    let rules = rules(&spec, file)?;
+    let rules = rules(&spec, file, calibration)?;
 
     let (mut held_back, mut evaluation_bytes) = (None, None);
     if let Some(path) = evaluation_path {
@@ -223,7 +227,7 @@ fn build(
             let message = format!("was made with backbone {other:#}, the job's is another");
             return Err(value("evaluation.features", message));
         }
-        let set = HeldBack::new(features, &spec.model.standardisation, classes.len());
+        let set = HeldBack::new(features, &spec.model);
         held_back = Some(Arc::new(set));
         evaluation_bytes = Some(bytes);
     }
@@ -288,6 +292,7 @@ fn spec(
             input_width: file.model.input_width,
             classes: file.model.classes.clone(),
             standardisation,
+            personal: file.model.personal.clone(),
         },
         training: TrainingSpec {
             lr: training.lr,
@@ -312,10 +317,78 @@ fn spec(
             max_norm_ratio: strategy.max_norm_ratio,
             latency_budget: Duration::from_millis(strategy.latency_budget_ms),
         },
+        aggregation: AggregationSpec {
+            rule: strategy.rule.spec(),
+            buffered: (strategy.buffer_size > 0).then_some(Buffered {
+                buffer_size: strategy.buffer_size,
+                max_staleness: strategy.max_staleness,
+            }),
+            fp16_partials: strategy.partials == file::Partials::Fp16,
+        },
+        codec: codec(&file.codec)?,
     })
 }
 
-fn rules(spec: &JobSpec, file: &JobFile) -> Result<Rules, JobFileError> {
+fn codec(codec: &file::Codec) -> Result<CodecSpec, JobFileError> {
+    let encoding = |field, label: &str| {
+        UpdateEncoding::parse(label).ok_or_else(|| {
+            let message = format!("is {label:?}, allowed is fp16, fp16-diff, int8 or topk");
+            value(field, message)
+        })
+    };
+    let best = encoding("codec.encoding", &codec.encoding)?;
+    let lowest = match &codec.lowest {
+        Some(label) => encoding("codec.lowest", label)?,
+        None => best.max(UpdateEncoding::Int8),
+    };
+    Ok(CodecSpec {
+        best,
+        lowest,
+        topk_fraction: codec.topk_fraction,
+    })
+}
+
+/// The name of FLTrust in `merge.rule`; it needs the cloud's own examples, so it is no rule of a roadside unit.
+const FLTRUST: &str = "fltrust";
+
+fn merge_rule(
+    spec: &JobSpec,
+    rule: &file::Rule,
+    fewest: usize,
+    calibration: Features,
+) -> Result<MergeRule, JobFileError> {
+    let named = rule.spec();
+    if named.name == FLTRUST {
+        if !named.params.is_empty() {
+            return Err(value("merge.rule", "fltrust has no parameters"));
+        }
+        return Ok(MergeRule::FlTrust(Arc::new(RootSet::new(
+            calibration,
+            spec,
+        ))));
+    }
+    named.check(fewest).map_err(|error| {
+        let known = matches!(error, RuleError::Unknown { .. });
+        let also = if known { ", and fltrust" } else { "" };
+        value("merge.rule", format!("cannot be used: {error}{also}"))
+    })?;
+    if named.is_fedavg() {
+        return Ok(MergeRule::Sum);
+    }
+    Ok(MergeRule::Rule(named))
+}
+
+/// `share` of `whole`, rounded up, at least 1.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of 0 to 1 of a count"
+)]
+fn share_of(share: f64, whole: u32) -> usize {
+    ((share * f64::from(whole)).ceil() as usize).max(1)
+}
+
+fn rules(spec: &JobSpec, file: &JobFile, calibration: Features) -> Result<Rules, JobFileError> {
     let (merge, schedule) = (&file.merge, &file.schedule);
     let range = |field, fits: bool, got: String, allowed: &str| {
         if fits {
@@ -331,12 +404,20 @@ fn rules(spec: &JobSpec, file: &JobFile) -> Result<Rules, JobFileError> {
         lr.to_string(),
         "above 0 to 10",
     )?;
-    let beta = merge.server_momentum;
+    for (field, share) in [
+        ("merge.server_momentum", merge.server_momentum),
+        ("merge.beta1", merge.beta1),
+        ("merge.beta2", merge.beta2),
+    ] {
+        let fits = (0.0..1.0).contains(&share);
+        range(field, fits, share.to_string(), "0 to below 1")?;
+    }
+    let tau = merge.tau;
     range(
-        "merge.server_momentum",
-        (0.0..1.0).contains(&beta),
-        beta.to_string(),
-        "0 to below 1",
+        "merge.tau",
+        (1e-9..=1.0).contains(&tau),
+        tau.to_string(),
+        "0.000000001 to 1",
     )?;
     let quorum = merge.quorum;
     range(
@@ -369,14 +450,15 @@ fn rules(spec: &JobSpec, file: &JobFile) -> Result<Rules, JobFileError> {
         )?;
     }
     let schema = spec.model.schema().map_err(JobError::Schema)?;
+    // The first round may open with so many units, and close with this share of them.
+    let fewest = share_of(quorum, least);
     Ok(Rules {
+        merge: merge_rule(spec, &merge.rule, fewest, calibration)?,
+        keeps_scales: spec.aggregation.buffered.is_some(),
         job: spec.job.clone(),
         schema_digest: codec::schema_digest(&schema),
         schema,
-        server: match merge.server_optimizer {
-            file::Optimizer::None => ServerOptimizer::Plain { lr },
-            file::Optimizer::Momentum => ServerOptimizer::Momentum { lr, beta },
-        },
+        server: server_optimizer(merge),
         quorum,
         min_roadsides: usize::try_from(least).unwrap_or(usize::MAX),
         period: Duration::from_millis(period),
@@ -388,6 +470,26 @@ fn rules(spec: &JobSpec, file: &JobFile) -> Result<Rules, JobFileError> {
         max_norm_ratio: spec.round.max_norm_ratio,
         max_regression: file.evaluation.as_ref().map_or(1.0, |e| e.max_regression),
     })
+}
+
+fn server_optimizer(merge: &file::Merge) -> ServerOptimizer {
+    let lr = merge.server_lr;
+    let adaptive = Adaptive {
+        lr,
+        beta1: merge.beta1,
+        beta2: merge.beta2,
+        tau: merge.tau,
+    };
+    match merge.server_optimizer {
+        file::Optimizer::None => ServerOptimizer::Plain { lr },
+        file::Optimizer::Momentum => ServerOptimizer::Momentum {
+            lr,
+            beta: merge.server_momentum,
+        },
+        file::Optimizer::Adagrad => ServerOptimizer::Adagrad(adaptive),
+        file::Optimizer::Adam => ServerOptimizer::Adam(adaptive),
+        file::Optimizer::Yogi => ServerOptimizer::Yogi(adaptive),
+    }
 }
 
 #[cfg(test)]

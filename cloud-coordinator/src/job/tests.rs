@@ -91,6 +91,26 @@ fn a_job_and_its_copy_are_the_same() {
 }
 
 #[test]
+fn each_server_optimizer_has_a_name() {
+    let check = |name: &str, expected: ServerOptimizer| {
+        let text = format!("{MINIMAL}[merge]\nserver_optimizer = '{name}'\nserver_lr = 0.1\n");
+        let (definition, _) = read(&text, folder(&[]).path()).unwrap();
+        assert_eq!(definition.rules.server, expected);
+    };
+    let adaptive = Adaptive {
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.99,
+        tau: 1e-3,
+    };
+    check("none", ServerOptimizer::Plain { lr: 0.1 });
+    check("momentum", ServerOptimizer::Momentum { lr: 0.1, beta: 0.9 });
+    check("adagrad", ServerOptimizer::Adagrad(adaptive));
+    check("adam", ServerOptimizer::Adam(adaptive));
+    check("yogi", ServerOptimizer::Yogi(adaptive));
+}
+
+#[test]
 fn each_mistake_names_key_and_remedy() {
     let with = |more: &str| format!("{MINIMAL}{more}");
     refuse("job = 'x'\n", "missing key `model`: add it");
@@ -113,9 +133,19 @@ fn each_mistake_names_key_and_remedy() {
     );
     refuse(&with("[strategy]\nquorum = 0\n"), "strategy.quorum is 0");
     refuse(
-        &with("[merge]\nserver_optimizer = 'adam'\n"),
+        &with("[merge]\nserver_optimizer = 'adamw'\n"),
         "server_optimizer",
     );
+    refuse(&with("[merge]\nbeta1 = 1\n"), "merge.beta1 is 1, allowed");
+    refuse(
+        &with("[merge]\nbeta2 = -0.5\n"),
+        "merge.beta2 is -0.5, allowed is 0 to below 1",
+    );
+    refuse(
+        &with("[merge]\ntau = 0\n"),
+        "merge.tau is 0, allowed is 0.000000001 to 1",
+    );
+    refuse(&with("[merge]\ntau = nan\n"), "merge.tau is NaN");
     refuse(
         &with("[merge]\nserver_lr = 0\n"),
         "merge.server_lr is 0, allowed is above 0 to 10",

@@ -21,11 +21,12 @@ use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use tensors::Tensor;
 use wayside_domain::ids::{Digest, JobId, ModelVersion};
 use wayside_domain::job::JobSpec;
-use wayside_domain::schema::Schema;
+use wayside_domain::schema::{MAX_PARAMETERS, Schema};
 use wayside_proto::codec;
 
-/// Most bytes of a file that is read back: a state of [`wayside_domain::schema::MAX_PARAMETERS`] twice, and its header.
-const MAX_FILE_BYTES: u64 = (1 << 30) + (1 << 20);
+/// Most bytes of a file that is read back: a state of [`MAX_PARAMETERS`] three times, as an adaptive server optimizer
+/// leaves it (master, first and second moment, in F64), and its header.
+const MAX_FILE_BYTES: u64 = 3 * 8 * MAX_PARAMETERS as u64 + (1 << 20);
 
 /// Why a version could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -339,3 +340,6 @@ fn read_state(bytes: &[u8], parameters: usize) -> Option<(Vec<f64>, Vec<f64>)> {
         .all(|value| value.is_finite());
     (master.len() == parameters && finite).then_some((master, optimizer))
 }
+
+#[cfg(test)]
+mod tests;

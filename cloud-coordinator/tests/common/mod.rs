@@ -266,6 +266,8 @@ impl Unit {
                 receipts: 1,
                 receipts_within_budget: 1,
                 last_latency: Duration::from_millis(20),
+                encoding: None,
+                goodput_bytes_per_s: 0,
             },
         };
         PartialAggregate {

@@ -94,6 +94,17 @@ pub enum CodecSpecError {
     },
 }
 
+impl Default for CodecSpec {
+    /// fp16 for everyone.
+    fn default() -> Self {
+        Self {
+            best: UpdateEncoding::Fp16,
+            lowest: UpdateEncoding::Fp16,
+            topk_fraction: 0.01,
+        }
+    }
+}
+
 impl CodecSpec {
     /// Checks the order of the two encodings and the fraction.
     pub fn check(&self) -> Result<(), CodecSpecError> {

@@ -1,5 +1,7 @@
 //! What a job asks of every tier, checked once.
 
+use crate::aggregate::{RuleError, RuleSpec};
+use crate::encoding::{CodecSpec, CodecSpecError, UpdateEncoding};
 use crate::head::Standardisation;
 use crate::ids::{Digest, JobId};
 use crate::schema::{Schema, SchemaError};
@@ -29,12 +31,26 @@ pub enum JobError {
         "model.classes needs 2 to 255 different names of 1 to 64 characters without `/`, got {got:?}"
     )]
     Classes {
-        /// The list as given.
+        /// The first eight of the list, each cut to 64 characters.
         got: Vec<String>,
     },
     /// The head does not fit into a schema.
     #[error("model: {0}")]
     Schema(#[from] SchemaError),
+    /// A rule that is not there or cannot work.
+    #[error("strategy.rule: {0}")]
+    Rule(#[from] RuleError),
+    /// Encodings that make no ladder.
+    #[error("codec: {0}")]
+    Codec(#[from] CodecSpecError),
+    /// Personal tensors that the head does not have, or all that it has.
+    #[error("model.personal is {got:?}, allowed are some, not all, of {tensors:?}")]
+    Personal {
+        /// As given.
+        got: Vec<String>,
+        /// Tensors of the head.
+        tensors: Vec<String>,
+    },
     /// Feature statistics of another length.
     #[error("feature statistics have {got} values, the model has {expected} features")]
     Statistics {
@@ -43,6 +59,16 @@ pub enum JobError {
         /// Features of the model.
         expected: usize,
     },
+}
+
+/// Elements of a list that an error shows: it may come from outside and is logged.
+const SHOWN: usize = 8;
+
+fn show(values: &[f32]) -> String {
+    match values.split_at_checked(SHOWN) {
+        Some((first, [_, ..])) => format!("{first:?} and {} more", values.len() - SHOWN),
+        _ => format!("{values:?}"),
+    }
 }
 
 /// Which pictures go into which network, and what the head says.
@@ -58,6 +84,8 @@ pub struct ModelSpec {
     pub classes: Vec<String>,
     /// Mean and standard deviation of each feature; its length is the number of features.
     pub standardisation: Standardisation,
+    /// Tensors of the head that each vehicle trains and keeps for itself: they are in no model and no update.
+    pub personal: Vec<String>,
 }
 
 impl ModelSpec {
@@ -66,9 +94,72 @@ impl ModelSpec {
         self.standardisation.mean().len()
     }
 
-    /// The schema of the trained part: a linear head.
-    pub fn schema(&self) -> Result<Schema, SchemaError> {
+    /// The schema of all that a vehicle trains: a linear head.
+    ///
+    /// # Errors
+    /// [`SchemaError`] if it is too large.
+    pub fn head_schema(&self) -> Result<Schema, SchemaError> {
         Schema::linear_head(self.features(), self.classes.len())
+    }
+
+    /// The schema of what travels: the head without its personal tensors.
+    ///
+    /// # Errors
+    /// [`SchemaError`] if it is too large, or nothing is left.
+    pub fn schema(&self) -> Result<Schema, SchemaError> {
+        let head = self.head_schema()?;
+        if self.personal.is_empty() {
+            return Ok(head);
+        }
+        let shared = head.tensors().iter();
+        let shared = shared.filter(|tensor| !self.personal.contains(&tensor.name));
+        Schema::new(shared.cloned().collect())
+    }
+
+    /// The whole head of what travels and what a vehicle keeps for itself, in the order of [`ModelSpec::head_schema`].
+    ///
+    /// - `shared`: as of [`ModelSpec::schema`]; `personal`: the other tensors, 0 where there are too few values.
+    pub fn join_head(&self, shared: &[f32], personal: &[f32]) -> Vec<f32> {
+        let (mut shared, mut personal) = (shared.iter(), personal.iter());
+        let mut head = Vec::new();
+        for tensor in self.head_schema().iter().flat_map(Schema::tensors) {
+            let from = if self.personal.contains(&tensor.name) {
+                &mut personal
+            } else {
+                &mut shared
+            };
+            let len = tensor.shape.iter().product();
+            head.extend((0..len).map(|_| from.next().copied().unwrap_or(0.0)));
+        }
+        head
+    }
+
+    /// Takes a whole head apart into what travels and what stays; the other way round of [`ModelSpec::join_head`].
+    pub fn split_head(&self, head: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let (mut shared, mut personal) = (Vec::new(), Vec::new());
+        if let Ok(schema) = self.head_schema() {
+            for (tensor, range) in schema.tensors().iter().zip(schema.ranges()) {
+                let to = if self.personal.contains(&tensor.name) {
+                    &mut personal
+                } else {
+                    &mut shared
+                };
+                to.extend_from_slice(head.get(range).unwrap_or_default());
+            }
+        }
+        (shared, personal)
+    }
+
+    fn check_personal(&self) -> Result<(), JobError> {
+        let head = self.head_schema()?;
+        let tensors: Vec<String> = head.tensors().iter().map(|t| t.name.clone()).collect();
+        let known = self.personal.iter().all(|name| tensors.contains(name));
+        let left = tensors.iter().any(|name| !self.personal.contains(name));
+        if known && left {
+            return Ok(());
+        }
+        let got = self.personal.clone();
+        Err(JobError::Personal { got, tensors })
     }
 }
 
@@ -129,6 +220,26 @@ pub struct RoundSpec {
     pub latency_budget: Duration,
 }
 
+/// Rounds without cohorts: a round closes once it has enough updates, also of vehicles that began in an earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffered {
+    /// `K`: updates that close a round, `>= 1`.
+    pub buffer_size: u32,
+    /// Rounds that may have closed since the one that an update was made for.
+    pub max_staleness: u32,
+}
+
+/// How a roadside unit makes one delta of its vehicles' updates.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AggregationSpec {
+    /// The rule.
+    pub rule: RuleSpec,
+    /// Asynchronous rounds (FedBuff), where they are wanted.
+    pub buffered: Option<Buffered>,
+    /// A partial aggregate travels as the mean in fp16, with error feedback at the roadside unit, instead of exactly.
+    pub fp16_partials: bool,
+}
+
 /// A job as every tier knows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobSpec {
@@ -140,9 +251,49 @@ pub struct JobSpec {
     pub training: TrainingSpec,
     /// Rounds at a roadside unit.
     pub round: RoundSpec,
+    /// What becomes of the updates of a round.
+    pub aggregation: AggregationSpec,
+    /// How updates are written.
+    pub codec: CodecSpec,
 }
 
 impl JobSpec {
+    /// The fewest updates that a round of this job may close with a result on.
+    pub fn fewest_updates(&self) -> usize {
+        let round = &self.round;
+        let wanted = match self.aggregation.buffered {
+            Some(buffered) => buffered.buffer_size as usize,
+            None => round.min_vehicles as usize,
+        };
+        share(round.quorum, wanted)
+    }
+
+    /// Rule, encodings and buffer, which depend on each other.
+    fn check_aggregation(&self) -> Result<(), JobError> {
+        self.codec.check()?;
+        self.aggregation.rule.check(self.fewest_updates())?;
+        if let Some(buffered) = self.aggregation.buffered {
+            let fits =
+                (1..=1_000_000).contains(&buffered.buffer_size) && buffered.max_staleness <= 1000;
+            if !fits {
+                return Err(JobError::Range {
+                    field: "strategy.buffer_size and strategy.max_staleness",
+                    got: format!("{} and {}", buffered.buffer_size, buffered.max_staleness),
+                    allowed: "1 to 1000000 updates and 0 to 1000 rounds",
+                });
+            }
+        }
+        let differences = [self.codec.best, self.codec.lowest].contains(&UpdateEncoding::Fp16Diff);
+        if self.aggregation.buffered.is_some() && differences {
+            return Err(JobError::Range {
+                field: "codec.encoding and codec.lowest",
+                got: "fp16-diff in buffered rounds".to_owned(),
+                allowed: "the others: a late update's base model is not at the roadside unit any more",
+            });
+        }
+        Ok(())
+    }
+
     /// Checks every range; a job that came over a wire or out of a file goes through here first.
     pub fn check(&self) -> Result<(), JobError> {
         if RESERVED_JOB_IDS.contains(&self.job.as_str()) {
@@ -155,10 +306,12 @@ impl JobSpec {
         };
         let different = (1..classes.len()).all(|i| !classes[..i].contains(&classes[i]));
         if classes.len() < 2 || classes.len() > 255 || !classes.iter().all(named) || !different {
+            let cut = |c: &String| c.chars().take(64).collect();
             return Err(JobError::Classes {
-                got: classes.clone(),
+                got: classes.iter().take(SHOWN).map(cut).collect(),
             });
         }
+        model.check_personal()?;
         model.schema()?;
         let sides = 8..=2048;
         let weights = &training.class_weights;
@@ -169,7 +322,7 @@ impl JobSpec {
             (
                 "training.class_weights",
                 balanced,
-                format!("{weights:?}"),
+                show(weights),
                 "one a class, 0 to 1000000",
             ),
             (
@@ -286,6 +439,16 @@ impl JobSpec {
                 });
             }
         }
-        Ok(())
+        self.check_aggregation()
     }
+}
+
+/// `share` of `whole`, rounded up, at least 1.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "shares are 0 to 1 of a count"
+)]
+fn share(share: f64, whole: usize) -> usize {
+    ((share * whole as f64).ceil() as usize).max(1)
 }

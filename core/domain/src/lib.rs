@@ -18,5 +18,11 @@ pub mod round;
 pub mod schema;
 pub mod selection;
 pub mod time;
+pub mod train;
 pub mod update;
 pub mod upload;
+
+/// What `docs/extending.md` shows is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/extending.md")]
+struct Extending;

@@ -32,6 +32,9 @@ pub struct RoundTerms<M: Ord> {
     pub deadline: Timestamp,
     /// What an update must fulfil.
     pub guard: Guard,
+    /// Buffered rounds take updates that were made for one of so many earlier rounds, whoever made them; `None` takes
+    /// those of the round's own cohort only.
+    pub max_staleness: Option<u64>,
 }
 
 /// What every update must fulfil before any rule sees its values; fixed when the round opens, so that verdicts do not
@@ -206,13 +209,11 @@ impl<M: Ord + Clone> Round<M> {
     /// What would become of the update now; every check, in the order that gives the most telling answer.
     pub fn judge(&self, now: Timestamp, update: &Update<M>) -> Verdict {
         let terms = &self.terms;
-        if update.round != terms.round {
-            let later = update.round > terms.round;
-            return if later {
-                Verdict::Rejected(RejectReason::UnknownRound)
-            } else {
-                Verdict::Stale
-            };
+        let Some(staleness) = terms.round.0.checked_sub(update.round.0) else {
+            return Verdict::Rejected(RejectReason::UnknownRound);
+        };
+        if staleness > terms.max_staleness.unwrap_or(0) {
+            return Verdict::Stale;
         }
         match self.accepted.get(&update.member) {
             Some(earlier) if earlier.update_id == update.update_id => return Verdict::Duplicate,
@@ -222,10 +223,13 @@ impl<M: Ord + Clone> Round<M> {
         if self.outcome.is_some() || now >= terms.deadline {
             return Verdict::Stale;
         }
-        if !terms.cohort.contains(&update.member) {
+        let buffered = terms.max_staleness.is_some();
+        if !buffered && !terms.cohort.contains(&update.member) {
             return Verdict::Rejected(RejectReason::NotInCohort);
         }
-        if update.base_version != terms.base_version {
+        let known_base = update.base_version == terms.base_version
+            || (staleness > 0 && update.base_version < terms.base_version);
+        if !known_base {
             return Verdict::Rejected(RejectReason::WrongBase);
         }
         terms

@@ -45,7 +45,7 @@ pub fn draw_cohort<M: Ord + Clone>(
     }
     let target = ((spec.fraction_train * available as f64).ceil() as usize).clamp(least, available);
     let size = ((target as f64 * spec.over_selection).ceil() as usize).clamp(target, available);
-    let quorum = ((spec.quorum * target as f64).ceil() as usize).clamp(1, target);
+    let quorum = quorum_of(spec, target);
     let members = if size == available {
         candidates.keys().cloned().collect()
     } else {
@@ -75,6 +75,16 @@ pub fn draw_cohort<M: Ord + Clone>(
         target,
         quorum,
     })
+}
+
+/// The fewest updates of so many wanted that may change the model.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of a count is a small count"
+)]
+pub fn quorum_of(spec: &RoundSpec, target: usize) -> usize {
+    ((spec.quorum * target as f64).ceil() as usize).clamp(1, target.max(1))
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -285,6 +286,19 @@ pub fn read_sealed(path: &Path, seal: Seal, limit_bytes: u64) -> Result<Vec<u8>,
     }
     bytes.drain(..HEADER_BYTES);
     Ok(bytes)
+}
+
+/// Reads some bytes of the payload of a sealed file into `to`, which is emptied first. Nothing is checked but that they
+/// are there: for payloads that were read whole once and can tell damage themselves.
+///
+/// # Errors
+/// What the system says; [`io::ErrorKind::UnexpectedEof`] where the file is shorter.
+pub fn read_sealed_part(path: &Path, bytes: Range<usize>, to: &mut Vec<u8>) -> io::Result<()> {
+    let mut file = fs::File::open(path)?;
+    file.seek(io::SeekFrom::Start((HEADER_BYTES + bytes.start) as u64))?;
+    to.clear();
+    to.resize(bytes.len(), 0);
+    file.read_exact(to)
 }
 
 fn digest(fields: &[u8], payload: &[u8]) -> blake3::Hash {

@@ -22,3 +22,4 @@ pub mod observer;
 pub mod shutdown;
 pub mod state_dir;
 pub mod telemetry;
+pub mod usage;

@@ -14,6 +14,7 @@ use wayside_extractor::kernels::Isa;
 use wayside_extractor::quantized::QuantNetwork;
 use wayside_extractor::topology::{Family, Padding};
 use wayside_host::exit::{Exit, Failure, Format};
+use wayside_host::usage::peak_rss_bytes;
 
 use super::print;
 use crate::backbone::{Backbone, Engine};
@@ -307,14 +308,6 @@ fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     )]
     let index = ((values.len().saturating_sub(1)) as f64 * share) as usize;
     values.get(index).copied().unwrap_or(f64::NAN)
-}
-
-/// How far this process's memory ever rose, in bytes; `None` where the system does not say.
-fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    let kibibytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kibibytes * 1024)
 }
 
 fn report(args: &BenchArgs, backbone: &Backbone, threads: usize, measured: Measured) -> String {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use wayside_domain::encoding::{Ladder, UpdateEncoding};
 use wayside_domain::ids::{Digest, ModelVersion, RoundId};
 use wayside_domain::job::JobSpec;
 use wayside_domain::time::Timestamp;
@@ -33,8 +34,12 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// Whether an update made for `other` is what this announcement asks for.
-    pub(super) fn asks_the_same(&self, other: &Self) -> bool {
+    /// Whether an update made for `other`, at most `late` rounds ago, is what this announcement asks for.
+    pub(super) fn takes(&self, other: &Self, late: u64) -> bool {
+        let rounds = self.round.0.checked_sub(other.round.0);
+        if rounds.is_some_and(|rounds| rounds > 0 && rounds <= late) {
+            return self.job_digest == other.job_digest && self.exponents == other.exponents;
+        }
         self.open
             && self.in_cohort
             && self.round == other.round
@@ -127,9 +132,30 @@ pub(super) struct Job {
     /// The round in which training failed last.
     pub(super) failed: Option<RoundId>,
     pub(super) last_trained: Timestamp,
+    /// How its updates are written.
+    pub(super) ladder: Option<Ladder>,
 }
 
 impl Job {
+    /// How the next update is written. Buffered rounds take updates of models that are no longer at the roadside unit,
+    /// which differences to a model would need.
+    pub(super) fn encoding(&self) -> UpdateEncoding {
+        let rung = self
+            .ladder
+            .as_ref()
+            .map_or(UpdateEncoding::Fp16, Ladder::rung);
+        if rung == UpdateEncoding::Fp16Diff && self.max_staleness().is_some() {
+            return UpdateEncoding::Int8;
+        }
+        rung
+    }
+
+    /// Rounds that an update may be late, in buffered rounds.
+    pub(super) fn max_staleness(&self) -> Option<u64> {
+        let buffered = self.spec.as_ref()?.asks.aggregation.buffered?;
+        Some(u64::from(buffered.max_staleness))
+    }
+
     /// An open round that asks for this vehicle, if it follows the specification at hand and the vehicle fits.
     pub(super) fn wanted(&self) -> Option<(&Announced, &Spec)> {
         let announced = self

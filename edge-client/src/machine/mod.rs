@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use wayside_domain::encoding::Ladder;
 use wayside_domain::ids::{Digest, JobId, RoundId, UpdateId};
 use wayside_domain::job::JobSpec;
 use wayside_domain::outbox::{Outbox, OutboxEntry, OutboxLimits};
@@ -69,6 +70,8 @@ pub struct Vehicle {
     outbox: Outbox,
     /// Updates whose chunks are being handed to the link.
     handing: BTreeSet<UpdateId>,
+    /// Bytes of the updates in the outbox that were sealed since the start.
+    sealed_bytes: BTreeMap<UpdateId, usize>,
     last_sent: Timestamp,
     num_examples: u64,
     figures: LinkFigures,
@@ -93,6 +96,7 @@ impl Vehicle {
             sealing: None,
             outbox: Outbox::restore(limits, restored.outbox),
             handing: BTreeSet::new(),
+            sealed_bytes: BTreeMap::new(),
             last_sent: Timestamp(0),
             num_examples: restored.num_examples,
             figures: LinkFigures::default(),
@@ -181,6 +185,13 @@ impl Vehicle {
         });
         if !same_pictures {
             job.features = Features::Missing;
+        }
+        if job
+            .spec
+            .as_ref()
+            .is_none_or(|known| known.asks.codec != spec.codec)
+        {
+            job.ladder = Some(Ladder::new(spec.codec));
         }
         job.spec = Some(Spec {
             digest,
@@ -292,14 +303,23 @@ impl Vehicle {
     }
 
     /// The update is durable: it may be sent. `None`: it could not be stored, so it must not be.
-    pub fn on_sealed(&mut self, now: Timestamp, entry: Option<OutboxEntry>) -> Vec<Effect> {
+    ///
+    /// - `entry`: with the bytes of the encoded update.
+    pub fn on_sealed(
+        &mut self,
+        now: Timestamp,
+        entry: Option<(OutboxEntry, usize)>,
+    ) -> Vec<Effect> {
         let mut effects = Vec::new();
         let Some((job, round)) = self.sealing.take() else {
             return effects;
         };
         match entry {
-            Some(entry) => {
+            Some((entry, bytes)) => {
                 self.done.insert(job, round);
+                let outbox = &self.outbox;
+                self.sealed_bytes.retain(|id, _| outbox.get(*id).is_some());
+                self.sealed_bytes.insert(entry.update_id, bytes);
                 for entry in self.outbox.push(entry) {
                     let why = Leaves::MadeRoom;
                     effects.push(Effect::DropUpdate { entry, why });
@@ -331,13 +351,14 @@ impl Vehicle {
         effects
     }
 
-    /// The roadside unit's answer to an update.
+    /// The roadside unit's answer to an update, and the round that was open then.
     pub fn on_receipt(
         &mut self,
         now: Timestamp,
         job: &JobId,
         update_id: UpdateId,
         verdict: Verdict,
+        current_round: RoundId,
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
         if self
@@ -352,7 +373,8 @@ impl Vehicle {
         };
         self.handing.remove(&update_id);
         let latency = now.since(entry.sealed);
-        let within_budget = latency <= self.latency_budget(job);
+        let budget = self.latency_budget(job);
+        let within_budget = latency <= budget;
         self.figures.receipts += 1;
         self.figures.within_budget += u64::from(within_budget);
         self.figures.last_latency_ms = u64::try_from(latency.as_millis()).unwrap_or(u64::MAX);
@@ -362,6 +384,25 @@ impl Vehicle {
             within_budget,
         };
         effects.push(Effect::DropUpdate { entry, why });
+        let sealed_bytes = self.sealed_bytes.remove(&update_id);
+        if let Some(bytes) = sealed_bytes {
+            let ms = latency.as_millis().max(1);
+            let goodput = bytes as u128 * 1000 / ms;
+            self.figures.goodput_bytes_per_s = u64::try_from(goodput).unwrap_or(u64::MAX);
+        }
+        if let Some(known) = self.jobs.get_mut(job) {
+            let ladder = known.ladder.as_mut().zip(sealed_bytes);
+            let step = ladder.and_then(|(ladder, bytes)| ladder.on_receipt(bytes, latency, budget));
+            if let Some(step) = step {
+                let job = job.clone();
+                effects.push(Effect::Stepped { job, step });
+            }
+            // A buffered round counts a vehicle once, also with an update that was made for an earlier one.
+            if known.max_staleness().is_some() && verdict.counts() {
+                let done = self.done.entry(job.clone()).or_insert(current_round);
+                *done = current_round.max(*done);
+            }
+        }
         self.plan(now, &mut effects);
         effects
     }
@@ -538,7 +579,8 @@ impl Vehicle {
     fn is_current(&self, order: &Order) -> bool {
         let job = self.jobs.get(&order.job);
         let announced = job.and_then(|job| job.announced.as_ref());
-        announced.is_some_and(|now| now.asks_the_same(&order.round))
+        let late = job.and_then(Job::max_staleness);
+        announced.is_some_and(|now| now.takes(&order.round, late.unwrap_or(0)))
     }
 
     /// Whether nothing is left to do for this round.

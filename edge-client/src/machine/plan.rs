@@ -112,7 +112,12 @@ impl Vehicle {
         }
         let ready = self.jobs.iter().filter_map(|(id, job)| {
             let (announced, spec) = job.wanted()?;
+            // In buffered rounds one update at a time: its receipt says in which round it counted.
+            let in_flight = self.outbox.entries().any(|entry| entry.job == *id)
+                || self.sealing.as_ref().is_some_and(|(job, _)| job == id);
+            let waits = job.max_staleness().is_some() && in_flight;
             let can = matches!(job.features, Features::Ready { num_examples: 1.. })
+                && !waits
                 && self.models.contains(&announced.model)
                 && !self.is_settled(id, job, announced.round);
             can.then(|| {
@@ -122,6 +127,7 @@ impl Vehicle {
                     job: job_id,
                     spec,
                     round,
+                    encoding: job.encoding(),
                 };
                 (job.last_trained, order)
             })

@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use wayside_domain::encoding::{CodecSpec, UpdateEncoding};
 use wayside_domain::head::Standardisation;
 use wayside_domain::ids::{ModelVersion, RoadsideId};
-use wayside_domain::job::{Effort, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{AggregationSpec, Buffered, Effort, ModelSpec, RoundSpec, TrainingSpec};
 use wayside_domain::update::RejectReason;
 
 use super::*;
@@ -33,6 +34,7 @@ fn spec_of(job: &JobId) -> Arc<JobSpec> {
             input_width: 64,
             classes: vec!["red".into(), "green".into()],
             standardisation: Standardisation::identity(4),
+            personal: Vec::new(),
         },
         training: TrainingSpec {
             lr: 0.1,
@@ -57,6 +59,8 @@ fn spec_of(job: &JobId) -> Arc<JobSpec> {
             max_norm_ratio: 0.0,
             latency_budget: Duration::from_millis(500),
         },
+        aggregation: AggregationSpec::default(),
+        codec: CodecSpec::default(),
     })
 }
 
@@ -107,7 +111,10 @@ fn encoded(order: &Order, at: Timestamp) -> Encoded {
         loss: 0.5,
         train_ms: 10,
         encoded: at,
+        encoding: order.encoding,
         frame: vec![1],
+        residual: None,
+        personal: Vec::new(),
     }
 }
 
@@ -155,7 +162,7 @@ fn train(vehicle: &mut Vehicle, now: Timestamp, round: u64, id: u8) -> Vec<Effec
         matches!(&effects[..], [Effect::Seal(sealing)] if sealing.1.round.0 == round),
         "{effects:?}"
     );
-    vehicle.on_sealed(now, Some(entry(id, round, now)))
+    vehicle.on_sealed(now, Some((entry(id, round, now), 1000)))
 }
 
 #[test]
@@ -191,7 +198,7 @@ fn a_round_from_announcement_to_receipt() {
     let order = order_in(&effects).unwrap();
     let effects = vehicle.on_work_done(t(3), WorkDone::Trained(encoded(&order, t(3))));
     assert!(matches!(&effects[..], [Effect::Seal(_)]));
-    let effects = vehicle.on_sealed(t(3), Some(entry(1, 1, t(3))));
+    let effects = vehicle.on_sealed(t(3), Some((entry(1, 1, t(3)), 1000)));
     let update_id = UpdateId([1; 16]);
     let send = Effect::SendUpdate {
         update_id,
@@ -202,7 +209,7 @@ fn a_round_from_announcement_to_receipt() {
     assert!(vehicle.on_handed_over(t(3), update_id).is_empty());
 
     let now = t(3) + Duration::from_millis(400);
-    let effects = vehicle.on_receipt(now, &job(), update_id, Verdict::Accepted);
+    let effects = vehicle.on_receipt(now, &job(), update_id, Verdict::Accepted, RoundId(1));
     let dropped = Effect::DropUpdate {
         entry: entry(1, 1, t(3)),
         why: Leaves::Receipt {
@@ -216,11 +223,12 @@ fn a_round_from_announcement_to_receipt() {
         receipts: 1,
         within_budget: 1,
         last_latency_ms: 400,
+        goodput_bytes_per_s: 2500,
     };
     assert_eq!((vehicle.figures(), vehicle.phase()), (figures, Phase::Idle));
     assert!(
         vehicle
-            .on_receipt(now, &job(), update_id, Verdict::Accepted)
+            .on_receipt(now, &job(), update_id, Verdict::Accepted, RoundId(1))
             .is_empty()
     );
 }
@@ -333,6 +341,7 @@ fn failed_training_sends_nothing_and_waits_for_the_next_round() {
         job: job(),
         spec: spec_of(&job()),
         round: announced(2),
+        encoding: UpdateEncoding::Fp16,
     }))])
     .unwrap();
     vehicle.on_work_done(t(5), WorkDone::Trained(encoded(&order, t(5))));
@@ -427,10 +436,10 @@ fn a_refused_update_is_forgotten_and_counts_as_an_answer() {
     let other = JobId::new("other").unwrap();
     assert!(
         vehicle
-            .on_receipt(t(2), &other, UpdateId([1; 16]), verdict)
+            .on_receipt(t(2), &other, UpdateId([1; 16]), verdict, RoundId(1))
             .is_empty()
     );
-    let effects = vehicle.on_receipt(t(2), &job(), UpdateId([1; 16]), verdict);
+    let effects = vehicle.on_receipt(t(2), &job(), UpdateId([1; 16]), verdict, RoundId(1));
     assert!(matches!(
         &effects[..],
         [Effect::DropUpdate {
@@ -608,7 +617,7 @@ fn jobs_take_turns_on_the_one_thread() {
     let effects = vehicle.on_work_done(t(2), WorkDone::Trained(encoded(&first, t(2))));
     let second = order_in(&effects).unwrap();
     assert_eq!(second.job, other);
-    vehicle.on_sealed(t(2), Some(entry(1, 1, t(2))));
+    vehicle.on_sealed(t(2), Some((entry(1, 1, t(2)), 1000)));
     // The first job's next round waits for the other one, which waited longer.
     assert!(
         vehicle
@@ -764,7 +773,7 @@ impl World {
                     let entry = entry(self.seals, round.0, now);
                     self.outbox.insert(entry.update_id, entry.clone());
                     self.done = Some(round);
-                    queue.extend(vehicle.on_sealed(now, Some(entry)));
+                    queue.extend(vehicle.on_sealed(now, Some((entry, 1000))));
                 }
                 Effect::SendUpdate { update_id, .. } => {
                     assert!(self.link_up, "sent without a link");
@@ -842,7 +851,7 @@ proptest! {
                     None => continue,
                     Some(update_id) => vehicle.on_handed_over(now, update_id),
                 },
-                Step::Receipt { id } => vehicle.on_receipt(now, &job(), UpdateId([id; 16]), Verdict::Accepted),
+                Step::Receipt { id } => vehicle.on_receipt(now, &job(), UpdateId([id; 16]), Verdict::Accepted, RoundId(1)),
                 Step::Need { id } => vehicle.on_need(&job(), UpdateId([id; 16]), vec![0]),
                 Step::Pause(paused) => {
                     world.paused = paused;
@@ -867,4 +876,98 @@ proptest! {
         let waiting: BTreeSet<UpdateId> = world.outbox.keys().copied().collect();
         prop_assert_eq!(&world.handing, &waiting);
     }
+}
+
+/// A spec whose codec or rounds were changed, with its own digest.
+fn ready_with(change: impl Fn(&mut JobSpec)) -> Vehicle {
+    let mut vehicle = ready(Restored {
+        models: (1..9).map(model).collect(),
+        ..Restored::default()
+    });
+    vehicle.on_work_done(
+        t(0),
+        WorkDone::Features {
+            job: job(),
+            num_examples: 7,
+        },
+    );
+    let mut spec = JobSpec::clone(&spec_of(&job()));
+    change(&mut spec);
+    vehicle.on_job_spec(t(0), OTHER_DIGEST, Arc::new(spec), 4000);
+    vehicle
+}
+
+fn announced_with(round: u64) -> Announced {
+    Announced {
+        job_digest: OTHER_DIGEST,
+        ..announced(round)
+    }
+}
+
+const OTHER_DIGEST: Digest = Digest([77; 32]);
+
+#[test]
+fn a_slow_link_steps_the_encoding_down_and_a_fast_one_up_again() {
+    let mut vehicle = ready_with(|spec| {
+        spec.codec.lowest = UpdateEncoding::Int8;
+        spec.round.latency_budget = Duration::from_secs(500);
+    });
+    let mut used = Vec::new();
+    let mut at = 1000;
+    for (round, latency_ms) in (1..).zip([900, 900, 900, 900, 10, 10, 10]) {
+        let effects = vehicle.on_announcement(t(at), &job(), announced_with(round), true);
+        let order = order_in(&effects).expect("a round to train");
+        used.push(order.encoding.label());
+        vehicle.on_work_done(t(at), WorkDone::Trained(encoded(&order, t(at))));
+        let id = round.to_le_bytes()[0];
+        vehicle.on_sealed(t(at), Some((entry(id, round, t(at)), 100_000)));
+        at += latency_ms;
+        let id = UpdateId([id; 16]);
+        vehicle.on_receipt(t(at), &job(), id, Verdict::Accepted, RoundId(round));
+    }
+    assert_eq!(
+        used,
+        [
+            "fp16",
+            "fp16-diff",
+            "int8",
+            "int8",
+            "int8",
+            "fp16-diff",
+            "fp16"
+        ]
+    );
+}
+
+#[test]
+fn in_buffered_rounds_late_work_goes_on_and_counts_once() {
+    let mut vehicle = ready_with(|spec| {
+        spec.aggregation.buffered = Some(Buffered {
+            buffer_size: 2,
+            max_staleness: 2,
+        });
+    });
+    let effects = vehicle.on_announcement(t(1), &job(), announced_with(1), true);
+    let order = order_in(&effects).expect("the first round");
+    // Two rounds close without this vehicle: its work is still wanted.
+    let effects = vehicle.on_announcement(t(2), &job(), announced_with(3), true);
+    assert!(!effects.contains(&Effect::CancelWork), "{effects:?}");
+    let effects = vehicle.on_work_done(t(3), WorkDone::Trained(encoded(&order, t(3))));
+    assert!(
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Seal(_)))
+    );
+    let effects = vehicle.on_sealed(t(3), Some((entry(1, 1, t(3)), 1000)));
+    assert_eq!(order_in(&effects), None, "one update at a time");
+    // It counted in round 3, so that round is done; the next one is trained.
+    let id = UpdateId([1; 16]);
+    let effects = vehicle.on_receipt(t(4), &job(), id, Verdict::Accepted, RoundId(3));
+    assert_eq!(order_in(&effects), None);
+    let effects = vehicle.on_announcement(t(5), &job(), announced_with(4), true);
+    let order = order_in(&effects).expect("the fourth round");
+    // Three rounds late is too late.
+    let effects = vehicle.on_announcement(t(6), &job(), announced_with(7), true);
+    assert!(effects.contains(&Effect::CancelWork));
+    assert_eq!(order.round.round, RoundId(4));
 }

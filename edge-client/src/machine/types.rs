@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use wayside_domain::encoding::{Step, UpdateEncoding};
 use wayside_domain::ids::{Digest, JobId, RoadsideId, RoundId, UpdateId};
 use wayside_domain::job::JobSpec;
 use wayside_domain::outbox::OutboxEntry;
@@ -49,6 +50,8 @@ pub struct Order {
     pub spec: Arc<JobSpec>,
     /// What the roadside unit announced.
     pub round: Announced,
+    /// How the update is to be written.
+    pub encoding: UpdateEncoding,
 }
 
 /// A trained and encoded round.
@@ -66,8 +69,14 @@ pub struct Encoded {
     pub train_ms: u64,
     /// When it was encoded: the latency budget runs from here.
     pub encoded: Timestamp,
+    /// How the update is written.
+    pub encoding: UpdateEncoding,
     /// The delta's frame.
     pub frame: Vec<u8>,
+    /// What the encoding took from the delta, for the next update; `None` where nothing worth keeping.
+    pub residual: Option<Vec<f32>>,
+    /// The head's personal tensors as they were trained; empty where the job has none.
+    pub personal: Vec<f32>,
 }
 
 /// How a piece of work ended.
@@ -168,6 +177,13 @@ pub enum Effect {
         /// Why.
         why: Leaves,
     },
+    /// Updates of this job are written in another way from now on; for the log.
+    Stepped {
+        /// The job.
+        job: JobId,
+        /// From what to what, and why.
+        step: Step,
+    },
     /// The vehicle cannot work on this job; for the log, once for each job specification.
     NotTakingPart {
         /// The job.
@@ -205,4 +221,6 @@ pub struct LinkFigures {
     pub within_budget: u64,
     /// Of the last one: encoded to receipt in hand.
     pub last_latency_ms: u64,
+    /// Of the last one: bytes of the update over that time.
+    pub goodput_bytes_per_s: u64,
 }

@@ -1,9 +1,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use wayside_domain::encoding::{CodecSpec, UpdateEncoding};
 use wayside_domain::head::Standardisation;
 use wayside_domain::ids::ModelVersion;
-use wayside_domain::job::{Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{AggregationSpec, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
 
 use super::*;
 use crate::machine::Announced;
@@ -26,6 +27,7 @@ fn order(round: u64) -> Order {
             input_width: 64,
             classes: vec!["red".into(), "green".into()],
             standardisation: Standardisation::identity(4),
+            personal: Vec::new(),
         },
         training: TrainingSpec {
             lr: 0.1,
@@ -50,6 +52,8 @@ fn order(round: u64) -> Order {
             max_norm_ratio: 0.0,
             latency_budget: second,
         },
+        aggregation: AggregationSpec::default(),
+        codec: CodecSpec::default(),
     };
     Order {
         job: job(),
@@ -65,6 +69,7 @@ fn order(round: u64) -> Order {
             in_cohort: true,
             open: true,
         },
+        encoding: UpdateEncoding::Fp16,
     }
 }
 
@@ -80,7 +85,10 @@ fn seal(spool: &mut Spool, generation: Generation, round: u64) -> OutboxEntry {
         loss: 0.5,
         train_ms: 3,
         encoded: Timestamp(77),
+        encoding: UpdateEncoding::Int8,
         frame: vec![9; 100],
+        residual: Some(vec![round as f32, -0.5]),
+        personal: vec![0.25; 3],
     };
     let vehicle = VehicleId::new("v1").unwrap();
     let sender = (&vehicle, &rsu(), generation);
@@ -98,7 +106,7 @@ fn a_sealed_update_is_there_after_a_restart() {
     let first = seal(&mut spool, opened.generation, 1);
     let second = seal(&mut spool, opened.generation, 2);
     assert_ne!(first.update_id, second.update_id);
-    spool.forget_update(first.update_id).unwrap();
+    spool.forget_update(&first, true).unwrap();
     drop(spool);
 
     // The clock went back meanwhile: starts still count up.
@@ -193,4 +201,41 @@ fn the_newest_specification_of_each_job_is_kept_and_only_so_many() {
         fs::read_dir(folder.path().join("jobs")).unwrap().count(),
         MAX_JOBS
     );
+}
+
+/// What an encoding took counts once the update does, and is lost with an update that does not count.
+#[test]
+fn feedback_waits_for_the_receipt() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut spool, opened) = open(folder.path(), 1000);
+    let payloads = spool.payloads().clone();
+    assert!(payloads.residual(&job()).is_empty() && payloads.personal(&job()).is_empty());
+    let first = seal(&mut spool, opened.generation, 1);
+    assert!(payloads.residual(&job()).is_empty(), "no receipt yet");
+    assert_eq!(payloads.personal(&job()), [0.25; 3]);
+    spool.forget_update(&first, true).unwrap();
+    assert_eq!(payloads.residual(&job()), [1.0, -0.5]);
+    let second = seal(&mut spool, opened.generation, 2);
+    spool.forget_update(&second, false).unwrap();
+    assert_eq!(
+        payloads.residual(&job()),
+        [1.0, -0.5],
+        "the second did not count"
+    );
+    let third = seal(&mut spool, opened.generation, 3);
+    drop(spool);
+    let (mut spool, _) = open(folder.path(), 2000);
+    spool.forget_update(&third, true).unwrap();
+    assert_eq!(
+        payloads.residual(&job()),
+        [3.0, -0.5],
+        "also after a restart"
+    );
+    // A damaged file begins anew.
+    let path = folder
+        .path()
+        .join("feedback")
+        .join(format!("{}.residual", job()));
+    fs::write(path, b"rubbish").unwrap();
+    assert!(payloads.residual(&job()).is_empty());
 }

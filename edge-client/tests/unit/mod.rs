@@ -7,11 +7,12 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use wayside_domain::encoding::CodecSpec;
 use wayside_domain::head::Standardisation;
 use wayside_domain::ids::{
     Digest, Generation, JobId, ModelVersion, RoadsideId, RoundId, UpdateId, VehicleId,
 };
-use wayside_domain::job::{Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{AggregationSpec, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::Verdict;
 use wayside_proto::codec;
@@ -152,6 +153,7 @@ pub(crate) fn spec(backbone: Digest, features: usize) -> JobSpec {
             input_width: 32,
             classes: vec!["red".into(), "green".into()],
             standardisation: Standardisation::identity(features),
+            personal: Vec::new(),
         },
         training: TrainingSpec {
             lr: 0.05,
@@ -176,6 +178,8 @@ pub(crate) fn spec(backbone: Digest, features: usize) -> JobSpec {
             max_norm_ratio: 0.0,
             latency_budget: Duration::from_millis(500),
         },
+        aggregation: AggregationSpec::default(),
+        codec: CodecSpec::default(),
     }
 }
 

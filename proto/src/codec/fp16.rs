@@ -1,8 +1,10 @@
 //! Deltas and models as fp16 with one power-of-two scale a tensor.
 
 use super::error::{DecodeError, EncodeError};
-use super::frame::{self, Encoding, Frame};
+use super::frame::{self, BLOCK, Encoding};
+use super::index::{Index, Wanted};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 use wayside_domain::schema::Schema;
 use wayside_domain::update::PayloadStats;
@@ -31,29 +33,19 @@ impl Delta {
     /// infinite.
     pub fn quantise(schema: &Schema, delta: &[f32], exponents: &[i8]) -> Result<Self, EncodeError> {
         check_lengths(schema, delta.len(), exponents.len())?;
-        let mut values = Vec::with_capacity(delta.len());
-        for ((tensor, range), exponent) in
-            schema.tensors().iter().zip(schema.ranges()).zip(exponents)
-        {
-            let factor = power_of_two(-i16::from(*exponent));
-            for (index, value) in delta[range].iter().enumerate() {
-                let scaled = f64::from(*value) * factor;
-                if !scaled.is_finite() {
-                    return Err(EncodeError::NotFinite {
-                        tensor: tensor.name.clone(),
-                        index,
-                        got: f64::from(*value),
-                    });
-                }
-                if scaled.abs() >= FP16_LIMIT {
-                    return Err(EncodeError::OutOfRange {
-                        tensor: tensor.name.clone(),
-                        index,
-                        got: scaled,
-                        limit: FP16_LIMIT,
-                    });
-                }
-                values.push(f16::from_f32(narrow(scaled)));
+        let mut values = vec![f16::ZERO; delta.len()];
+        let mut scaled = vec![0.0; delta.len().min(BLOCK)];
+        for (tensor, range) in schema.ranges().enumerate() {
+            for first in range.clone().step_by(BLOCK) {
+                let piece = first..range.end.min(first + BLOCK);
+                let scaled = &mut scaled[..piece.len()];
+                let place = Place {
+                    schema,
+                    tensor,
+                    first: first - range.start,
+                };
+                place.scale(&delta[piece.clone()], exponents[tensor], FP16_LIMIT, scaled)?;
+                values[piece].convert_from_f32_slice(scaled);
             }
         }
         Ok(Self::assemble(schema, exponents.to_vec(), values))
@@ -79,13 +71,7 @@ impl Delta {
 
     /// Refuses scales other than those announced: sums of differently scaled values mean nothing.
     pub fn check_exponents(&self, announced: &[i8]) -> Result<(), DecodeError> {
-        if self.exponents == announced {
-            return Ok(());
-        }
-        Err(DecodeError::Scale {
-            got: self.exponents.clone(),
-            expected: announced.to_vec(),
-        })
+        check_exponents(&self.exponents, announced)
     }
 
     /// The values in parameter units, length d. Exact unless a value leaves the range of f32.
@@ -193,25 +179,137 @@ fn write(
     values: &[f16],
     exponents: &[i8],
 ) -> Result<Vec<u8>, EncodeError> {
-    frame::write(schema, encoding, exponents, &[], |p, plane| {
-        for (byte, value) in plane.iter_mut().zip(values) {
+    frame::write(schema, encoding, exponents, &[], |range, p, plane| {
+        for (byte, value) in plane.iter_mut().zip(&values[range]) {
             *byte = value.to_be_bytes()[p];
         }
     })
 }
 
-fn read(frame: &[u8], schema: &Schema, encoding: Encoding) -> Result<Delta, DecodeError> {
-    let frame = Frame::parse(frame, schema, encoding)?;
+pub(super) fn read(
+    frame: &[u8],
+    schema: &Schema,
+    encoding: Encoding,
+) -> Result<Delta, DecodeError> {
+    let index = Index::parse(frame, schema, Wanted::Only(encoding))?;
     let mut values = vec![f16::ZERO; schema.num_parameters()];
-    frame.unpack(|_, plane| {
-        for (value, byte) in values.iter_mut().zip(plane) {
+    index.unpack(frame, |range, _, plane| {
+        for (value, byte) in values[range].iter_mut().zip(plane) {
             *value = f16::from_bits(value.to_bits() << 8 | u16::from(*byte));
         }
     })?;
-    Ok(Delta::assemble(schema, frame.exponents(), values))
+    Ok(Delta::assemble(schema, index.exponents, values))
 }
 
-fn check_lengths(schema: &Schema, values: usize, exponents: usize) -> Result<(), EncodeError> {
+/// Refuses scales other than those announced.
+pub(super) fn check_exponents(got: &[i8], announced: &[i8]) -> Result<(), DecodeError> {
+    if got == announced {
+        return Ok(());
+    }
+    Err(DecodeError::Scale {
+        got: got.to_vec(),
+        expected: announced.to_vec(),
+    })
+}
+
+/// Where some values stand, for errors: from position `first` of a tensor on.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) schema: &'a Schema,
+    pub(super) tensor: usize,
+    pub(super) first: usize,
+}
+
+impl Place<'_> {
+    /// `to[i] = values[i] * 2^-exponent`, exactly but for numbers below 2^-126, which every encoding makes zero.
+    ///
+    /// # Errors
+    /// If a value is not finite, or its magnitude is `limit` or more after scaling.
+    pub(super) fn scale(
+        self,
+        values: &[f32],
+        exponent: i8,
+        limit: f64,
+        to: &mut [f32],
+    ) -> Result<(), EncodeError> {
+        let factor = power_of_two(-i16::from(exponent));
+        let mut fits = true;
+        for (to, value) in to.iter_mut().zip(values) {
+            let scaled = f64::from(*value) * factor;
+            fits &= scaled.abs() < limit;
+            *to = narrow(scaled);
+        }
+        if fits {
+            return Ok(());
+        }
+        let bad = |value: &f32| value.is_nan() || f64::from(*value).abs() * factor >= limit;
+        let i = values.iter().position(bad).unwrap_or(0);
+        let (value, tensor) = (f64::from(values[i]), self.name());
+        Err(if value.is_finite() {
+            self.out_of_range(i, value * factor, limit)
+        } else {
+            EncodeError::NotFinite {
+                tensor,
+                index: self.first + i,
+                got: value,
+            }
+        })
+    }
+
+    /// The error for value `i` of these.
+    pub(super) fn out_of_range(self, i: usize, got: f64, limit: f64) -> EncodeError {
+        EncodeError::OutOfRange {
+            tensor: self.name(),
+            index: self.first + i,
+            got,
+            limit,
+        }
+    }
+
+    fn name(self) -> String {
+        self.schema.tensors()[self.tensor].name.clone()
+    }
+}
+
+/// Values that are converted at a time.
+const STEP: usize = 64;
+
+/// Rounds to fp16 (to nearest, ties to even) and writes high and low bytes. All lengths are equal.
+pub(super) fn round_to_planes(values: &[f32], high: &mut [u8], low: &mut [u8]) {
+    let planes = high.chunks_mut(STEP).zip(low.chunks_mut(STEP));
+    for (values, (high, low)) in values.chunks(STEP).zip(planes) {
+        let mut halves = [f16::ZERO; STEP];
+        let halves = &mut halves[..values.len()];
+        halves.convert_from_f32_slice(values);
+        split(halves, high, low);
+    }
+}
+
+/// Writes the high and the low bytes of fp16 values. All lengths are equal.
+pub(super) fn split(values: &[f16], high: &mut [u8], low: &mut [u8]) {
+    for ((value, high), low) in values.iter().zip(high).zip(low) {
+        [*high, *low] = value.to_be_bytes();
+    }
+}
+
+/// The numbers whose high and low bytes these are. All lengths are equal.
+pub(super) fn planes_to_f32(high: &[u8], low: &[u8], to: &mut [f32]) {
+    let planes = high.chunks(STEP).zip(low.chunks(STEP));
+    for (to, (high, low)) in to.chunks_mut(STEP).zip(planes) {
+        let mut halves = [f16::ZERO; STEP];
+        let halves = &mut halves[..to.len()];
+        for ((half, high), low) in halves.iter_mut().zip(high).zip(low) {
+            *half = f16::from_be_bytes([*high, *low]);
+        }
+        halves.convert_to_f32_slice(to);
+    }
+}
+
+pub(super) fn check_lengths(
+    schema: &Schema,
+    values: usize,
+    exponents: usize,
+) -> Result<(), EncodeError> {
     if values != schema.num_parameters() {
         let (got, expected) = (values, schema.num_parameters());
         return Err(EncodeError::Values { got, expected });
@@ -250,7 +348,7 @@ fn exponent_of(values: &[f32]) -> i8 {
 }
 
 /// `2^exponent`, exactly.
-fn power_of_two(exponent: i16) -> f64 {
+pub(super) fn power_of_two(exponent: i16) -> f64 {
     f64::from_bits((1023 + i64::from(exponent)).cast_unsigned() << 52)
 }
 
@@ -258,6 +356,6 @@ fn power_of_two(exponent: i16) -> f64 {
     clippy::cast_possible_truncation,
     reason = "rounding to f32 is what is asked for; callers check the range before or after"
 )]
-fn narrow(value: f64) -> f32 {
+pub(super) fn narrow(value: f64) -> f32 {
     value as f32
 }

@@ -1,12 +1,11 @@
 //! Byte planes, each one zstd frame.
 //!
-//! A plane is unpacked in one call straight into a buffer of exactly the size that the schema gives, so zstd keeps no
-//! window of its own and an endless frame stops at the buffer's end with an error. What its header promises is looked
-//! at first.
+//! A plane is unpacked in one call straight into a buffer of the size that the schema gives, so zstd keeps no window of
+//! its own and an endless frame stops at the buffer's end with an error. What its header promises is looked at first.
 
 use super::error::{DecodeError, EncodeError};
-use zstd::bulk::Compressor;
-use zstd::zstd_safe::{self, DCtx};
+use std::fmt;
+use zstd::zstd_safe::{self, CCtx, CParameter, DCtx};
 
 /// zstd level of every plane.
 const LEVEL: i32 = 1;
@@ -22,62 +21,131 @@ pub(super) fn packed_bound(len: usize) -> usize {
 }
 
 /// Packs planes one after the other.
-pub(super) struct Packer(Compressor<'static>);
+pub(super) struct Packer {
+    context: CCtx<'static>,
+    packed: Vec<u8>,
+}
 
 impl Packer {
     pub(super) fn new() -> Result<Self, EncodeError> {
-        let mut compressor = Compressor::new(LEVEL).map_err(zstd_error)?;
-        compressor.include_checksum(true).map_err(zstd_error)?;
-        Ok(Self(compressor))
-    }
-
-    pub(super) fn pack(&mut self, plane: &[u8]) -> Result<Vec<u8>, EncodeError> {
-        self.0.compress(plane).map_err(zstd_error)
-    }
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "shape of map_err")]
-fn zstd_error(error: std::io::Error) -> EncodeError {
-    EncodeError::Zstd(error.to_string())
-}
-
-/// Unpacks one plane from outside into `to`, which has the expected length.
-pub(super) fn unpack(plane: usize, packed: &[u8], to: &mut [u8]) -> Result<(), DecodeError> {
-    check_header(plane, packed, to.len())?;
-    let damaged = |code| DecodeError::Zstd {
-        plane,
-        what: zstd_safe::get_error_name(code),
-    };
-    let whole = zstd_safe::find_frame_compressed_size(packed).map_err(damaged)?;
-    if whole != packed.len() {
-        let what = "bytes behind the end of the zstd frame";
-        return Err(DecodeError::Zstd { plane, what });
-    }
-    let mut context = DCtx::try_create().ok_or(DecodeError::Zstd {
-        plane,
-        what: "no memory for a decoder",
-    })?;
-    let got = context.decompress(to, packed).map_err(|code| {
-        if code == OUTPUT_FULL {
-            let limit = to.len();
-            DecodeError::PlaneTooLarge { plane, limit }
-        } else {
-            damaged(code)
+        let mut context = CCtx::try_create()
+            .ok_or_else(|| EncodeError::Zstd("no memory for an encoder".into()))?;
+        for parameter in [
+            CParameter::CompressionLevel(LEVEL),
+            CParameter::ChecksumFlag(true),
+        ] {
+            context.set_parameter(parameter).map_err(zstd_error)?;
         }
-    })?;
-    if got != to.len() {
-        let expected = to.len();
-        return Err(DecodeError::PlaneShort {
-            plane,
-            got,
-            expected,
-        });
+        let packed = Vec::new();
+        Ok(Self { context, packed })
     }
-    Ok(())
+
+    /// The packed plane; it is overwritten by the next call.
+    pub(super) fn pack(&mut self, plane: &[u8]) -> Result<&[u8], EncodeError> {
+        let bound = packed_bound(plane.len());
+        if self.packed.len() < bound {
+            self.packed.resize(bound, 0);
+        }
+        let len = self
+            .context
+            .compress2(self.packed.as_mut_slice(), plane)
+            .map_err(zstd_error)?;
+        Ok(&self.packed[..len])
+    }
+}
+
+fn zstd_error(code: usize) -> EncodeError {
+    EncodeError::Zstd(zstd_safe::get_error_name(code).into())
+}
+
+/// What unpacking needs again and again: a zstd decoder and buffers of one block. One serves any number of frames, one
+/// after the other.
+pub struct Unpacker {
+    context: DCtx<'static>,
+    /// Planes that are no values yet.
+    pub(super) scratch: [Vec<u8>; 2],
+}
+
+impl Unpacker {
+    /// A new one, some 160 kB.
+    ///
+    /// # Panics
+    /// If there is no memory for a decoder.
+    pub fn new() -> Self {
+        Self {
+            context: DCtx::create(),
+            scratch: [Vec::new(), Vec::new()],
+        }
+    }
+
+    /// Unpacks one plane from outside into `to`, which has the expected length.
+    pub(super) fn unpack(
+        &mut self,
+        plane: usize,
+        packed: &[u8],
+        to: &mut [u8],
+    ) -> Result<(), DecodeError> {
+        self.unpack_up_to(plane, packed, to.len(), to).map(|_| ())
+    }
+
+    /// Unpacks one plane from outside, of at least `least` bytes and at most the length of `to`, into the front of `to`;
+    /// returns its length.
+    pub(super) fn unpack_up_to(
+        &mut self,
+        plane: usize,
+        packed: &[u8],
+        least: usize,
+        to: &mut [u8],
+    ) -> Result<usize, DecodeError> {
+        check_header(plane, packed, least, to.len())?;
+        let damaged = |code| DecodeError::Zstd {
+            plane,
+            what: zstd_safe::get_error_name(code),
+        };
+        let whole = zstd_safe::find_frame_compressed_size(packed).map_err(damaged)?;
+        if whole != packed.len() {
+            let what = "bytes behind the end of the zstd frame";
+            return Err(DecodeError::Zstd { plane, what });
+        }
+        let got = self.context.decompress(to, packed).map_err(|code| {
+            if code == OUTPUT_FULL {
+                let limit = to.len();
+                DecodeError::PlaneTooLarge { plane, limit }
+            } else {
+                damaged(code)
+            }
+        })?;
+        if got < least {
+            let expected = least;
+            return Err(DecodeError::PlaneShort {
+                plane,
+                got,
+                expected,
+            });
+        }
+        Ok(got)
+    }
+}
+
+impl Default for Unpacker {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Unpacker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unpacker").finish_non_exhaustive()
+    }
 }
 
 /// Looks at what a zstd frame's header (RFC 8878, section 3.1.1.1) promises.
-fn check_header(plane: usize, packed: &[u8], expected: usize) -> Result<(), DecodeError> {
+fn check_header(
+    plane: usize,
+    packed: &[u8],
+    least: usize,
+    limit: usize,
+) -> Result<(), DecodeError> {
     let bad = |what| DecodeError::Zstd { plane, what };
     let Some((descriptor, rest)) = packed
         .strip_prefix(&MAGIC)
@@ -111,12 +179,11 @@ fn check_header(plane: usize, packed: &[u8], expected: usize) -> Result<(), Deco
         wide[..size_bytes].copy_from_slice(size);
         let promised =
             u64::from_le_bytes(wide).saturating_add(if size_bytes == 2 { 256 } else { 0 });
-        let limit = expected;
         if promised > limit as u64 {
             return Err(DecodeError::PlaneTooLarge { plane, limit });
         }
-        if promised < limit as u64 {
-            let got = usize::try_from(promised).unwrap_or(usize::MAX);
+        if promised < least as u64 {
+            let (got, expected) = (usize::try_from(promised).unwrap_or(usize::MAX), least);
             return Err(DecodeError::PlaneShort {
                 plane,
                 got,
@@ -149,11 +216,11 @@ mod tests {
     }
 
     fn check(packed: &[u8], expected: usize) -> Result<(), DecodeError> {
-        unpack(0, packed, &mut vec![0; expected])
+        Unpacker::new().unpack(0, packed, &mut vec![0; expected])
     }
 
     fn pack(plane: &[u8]) -> Vec<u8> {
-        Packer::new().unwrap().pack(plane).unwrap()
+        Packer::new().unwrap().pack(plane).unwrap().to_vec()
     }
 
     #[test]
@@ -241,7 +308,7 @@ mod tests {
             let packed = pack(&plane);
             assert!(packed.len() <= packed_bound(len));
             let mut to = vec![0; len];
-            assert_eq!(unpack(0, &packed, &mut to), Ok(()), "{len}");
+            assert_eq!(Unpacker::new().unpack(0, &packed, &mut to), Ok(()), "{len}");
             assert!(to == plane);
         }
     }

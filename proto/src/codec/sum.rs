@@ -2,7 +2,8 @@
 
 use super::error::{DecodeError, EncodeError};
 use super::fp16::first_not_finite;
-use super::frame::{self, Encoding, Frame};
+use super::frame::{self, Encoding};
+use super::index::{Index, Wanted};
 use wayside_domain::schema::Schema;
 
 /// Below this bound (scaled units times examples) every sum is exact: 2^53 quanta of 2^-24.
@@ -51,8 +52,8 @@ pub fn encode_sum(schema: &Schema, sum: &Sum) -> Result<Vec<u8>, EncodeError> {
         Encoding::F64Sum,
         &sum.exponents,
         &weights,
-        |p, plane| {
-            for (byte, value) in plane.iter_mut().zip(&sum.values) {
+        |range, p, plane| {
+            for (byte, value) in plane.iter_mut().zip(&sum.values[range]) {
                 *byte = value.to_be_bytes()[p];
             }
         },
@@ -61,10 +62,10 @@ pub fn encode_sum(schema: &Schema, sum: &Sum) -> Result<Vec<u8>, EncodeError> {
 
 /// Reads the frame of a sum; all its values are finite.
 pub fn decode_sum(frame: &[u8], schema: &Schema) -> Result<Sum, DecodeError> {
-    let frame = Frame::parse(frame, schema, Encoding::F64Sum)?;
+    let index = Index::parse(frame, schema, Wanted::Only(Encoding::F64Sum))?;
     let mut values = vec![0.0_f64; schema.num_parameters()];
-    frame.unpack(|_, plane| {
-        for (value, byte) in values.iter_mut().zip(plane) {
+    index.unpack(frame, |range, _, plane| {
+        for (value, byte) in values[range].iter_mut().zip(plane) {
             *value = f64::from_bits(value.to_bits() << 8 | u64::from(*byte));
         }
     })?;
@@ -73,7 +74,7 @@ pub fn decode_sum(frame: &[u8], schema: &Schema) -> Result<Sum, DecodeError> {
     }
     let word = |at: usize| {
         let mut bytes = [0; 8];
-        bytes.copy_from_slice(&frame.extra[at..at + 8]);
+        bytes.copy_from_slice(&index.extra[at..at + 8]);
         bytes
     };
     let bound = f64::from_le_bytes(word(8));
@@ -81,7 +82,7 @@ pub fn decode_sum(frame: &[u8], schema: &Schema) -> Result<Sum, DecodeError> {
         return Err(DecodeError::Bound { got: bound });
     }
     Ok(Sum {
-        exponents: frame.exponents(),
+        exponents: index.exponents,
         values,
         num_examples: u64::from_le_bytes(word(0)),
         bound,

@@ -179,16 +179,44 @@ pub(super) fn count_repeated(
     bytes: &[u8],
     limits: &[Limit],
 ) -> Result<(), ConvertError> {
+    count(message, bytes, limits, |_| 1)
+}
+
+/// Counts repeated varints as [`count_repeated`] does: packed, each takes one byte or more on the wire and up to eight
+/// in memory.
+pub(super) fn count_numbers(
+    message: &'static str,
+    bytes: &[u8],
+    limits: &[Limit],
+) -> Result<(), ConvertError> {
+    count(message, bytes, limits, |field| match field.kind {
+        Kind::Delimited => field.content.iter().filter(|b| **b < 0x80).count(),
+        Kind::Other => 1,
+    })
+}
+
+fn count(
+    message: &'static str,
+    bytes: &[u8],
+    limits: &[Limit],
+    elements: fn(&Field<'_>) -> usize,
+) -> Result<(), ConvertError> {
     for (path, field, limit) in limits {
         let mut count = 0;
-        count_at(bytes, path, *limit, &mut count);
+        count_at(bytes, path, *limit, elements, &mut count);
         At(message, field).at_most(count, *limit)?;
     }
     Ok(())
 }
 
 /// Adds up the elements at the end of the path; stops behind the limit.
-fn count_at(bytes: &[u8], path: &[u32], limit: usize, count: &mut usize) {
+fn count_at(
+    bytes: &[u8],
+    path: &[u32],
+    limit: usize,
+    elements: fn(&Field<'_>) -> usize,
+    count: &mut usize,
+) {
     let Some((wanted, further)) = path.split_first() else {
         return;
     };
@@ -197,9 +225,9 @@ fn count_at(bytes: &[u8], path: &[u32], limit: usize, count: &mut usize) {
         rest = field.rest;
         if field.number == u64::from(*wanted) {
             if further.is_empty() {
-                *count += 1;
+                *count += elements(&field);
             } else {
-                count_at(field.content, further, limit, count);
+                count_at(field.content, further, limit, elements, count);
             }
             if *count > limit {
                 return;
@@ -208,8 +236,16 @@ fn count_at(bytes: &[u8], path: &[u32], limit: usize, count: &mut usize) {
     }
 }
 
+/// How a field's content is written.
+enum Kind {
+    /// With its length in front: a message, a text, bytes, or packed numbers.
+    Delimited,
+    Other,
+}
+
 struct Field<'a> {
     number: u64,
+    kind: Kind,
     /// Content of a message, text or byte field; empty for numbers.
     content: &'a [u8],
     rest: &'a [u8],
@@ -232,8 +268,13 @@ fn next_field(bytes: &[u8]) -> Option<Field<'_>> {
         _ => return None,
     };
     let number = key >> 3;
+    let kind = match key & 7 {
+        2 => Kind::Delimited,
+        _ => Kind::Other,
+    };
     Some(Field {
         number,
+        kind,
         content,
         rest,
     })
@@ -277,6 +318,29 @@ mod tests {
             count_repeated("m", &[0x42, 0xff, 0xff, 0x7f], limits),
             Ok(())
         );
+    }
+
+    #[test]
+    fn numbers_are_counted_packed_or_not() {
+        let limits: &[Limit] = &[(&[2], "missing", 3)];
+        let three = [0x12, 3, 5, 0x80, 0x01, 0x10, 7];
+        assert_eq!(count_numbers("m", &three, limits), Ok(()));
+        for four in [
+            [&three[..], &[0x10, 0x80, 0x01]].concat(),
+            [&three[..], &[0x12, 1, 0]].concat(),
+            vec![0x12, 4, 0, 0, 0, 0],
+        ] {
+            assert_eq!(
+                count_numbers("m", &four, limits),
+                Err(ConvertError::TooMany {
+                    message: "m",
+                    field: "missing",
+                    got: 4,
+                    limit: 3
+                })
+            );
+        }
+        assert_eq!(count_numbers("m", &[0x12, 9, 0], limits), Ok(()));
     }
 
     #[test]

@@ -157,6 +157,7 @@ impl Wire for Plan {
         (&[1, 1, 2, 5], "classes", 255 * MAX_JOBS),
         (&[1, 1, 2, 8, 1], "tensors", MAX_TENSORS * MAX_JOBS),
     ];
+    const NUMBERS: &'static [Limit] = &[(&[1, 6], "scale_exponents", MAX_TENSORS * MAX_JOBS)];
 }
 
 impl From<&Plan> for wire::Plan {

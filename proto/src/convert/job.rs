@@ -1,12 +1,17 @@
 //! Jobs and schemas.
 
-use super::check::{At, millis};
+use super::check::{At, count_numbers, count_repeated, millis};
 use super::{ConvertError, Limit, Wire};
 use crate::wire;
 use prost::Message;
 use std::time::Duration;
+use wayside_domain::aggregate::RuleSpec;
+use wayside_domain::aggregate::rules::{MAX_NAME, MAX_PARAMS};
+use wayside_domain::encoding::{CodecSpec, UpdateEncoding};
 use wayside_domain::head::Standardisation;
-use wayside_domain::job::{Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{
+    AggregationSpec, Buffered, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec,
+};
 use wayside_domain::schema::{MAX_TENSORS, Schema, TensorSpec};
 
 const MODEL: &str = "ModelSpec";
@@ -22,7 +27,10 @@ impl Wire for JobSpec {
     const REPEATED: &'static [Limit] = &[
         (&[2, 5], "classes", 255),
         (&[2, 8, 1], "tensors", MAX_TENSORS),
+        (&[2, 9], "personal", MAX_TENSORS),
+        (&[5, 1, 2], "params", MAX_PARAMS),
     ];
+    const NUMBERS: &'static [Limit] = &[(&[2, 8, 1, 2], "shape", MAX_RANK * MAX_TENSORS)];
 }
 
 impl From<&JobSpec> for wire::JobSpec {
@@ -32,6 +40,8 @@ impl From<&JobSpec> for wire::JobSpec {
             model: Some((&job.model).into()),
             training: Some((&job.training).into()),
             round: Some((&job.round).into()),
+            aggregation: different(&job.aggregation),
+            codec: different(&job.codec),
         }
     }
 }
@@ -46,9 +56,96 @@ impl TryFrom<wire::JobSpec> for JobSpec {
             model: at("model").present(job.model)?.try_into()?,
             training: at("training").present(job.training)?.try_into()?,
             round: at("round").present(job.round)?.into(),
+            aggregation: job
+                .aggregation
+                .map_or_else(|| Ok(AggregationSpec::default()), TryInto::try_into)?,
+            codec: job
+                .codec
+                .map_or_else(|| Ok(CodecSpec::default()), TryInto::try_into)?,
         };
         job.check()?;
         Ok(job)
+    }
+}
+
+/// A part of a job that is as jobs were before the part came to be is left out.
+fn different<'a, T: Default + PartialEq, M: From<&'a T>>(part: &'a T) -> Option<M> {
+    (*part != T::default()).then(|| part.into())
+}
+
+impl From<&AggregationSpec> for wire::AggregationSpec {
+    fn from(spec: &AggregationSpec) -> Self {
+        let param = |(name, value): (&String, &f64)| wire::RuleParam {
+            name: name.clone(),
+            value: *value,
+        };
+        Self {
+            rule: Some(wire::Rule {
+                name: spec.rule.name.clone(),
+                params: spec.rule.params.iter().map(param).collect(),
+            }),
+            buffer_size: spec.buffered.map_or(0, |buffered| buffered.buffer_size),
+            max_staleness: spec.buffered.map_or(0, |buffered| buffered.max_staleness),
+            fp16_partials: spec.fp16_partials,
+        }
+    }
+}
+
+/// Whether there is such a rule is left to [`JobSpec::check`].
+impl TryFrom<wire::AggregationSpec> for AggregationSpec {
+    type Error = ConvertError;
+
+    fn try_from(spec: wire::AggregationSpec) -> Result<Self, ConvertError> {
+        let rule = spec.rule.map(|rule| {
+            At("Rule", "params").at_most(rule.params.len(), MAX_PARAMS)?;
+            let mut read = RuleSpec::named(&At("Rule", "name").label(rule.name, MAX_NAME)?);
+            for param in rule.params {
+                let name = At("RuleParam", "name").label(param.name, MAX_NAME)?;
+                let value = At("RuleParam", "value").finite(param.value)?;
+                read.params.insert(name, value);
+            }
+            Ok::<_, ConvertError>(read)
+        });
+        Ok(Self {
+            rule: rule.transpose()?.unwrap_or_default(),
+            buffered: (spec.buffer_size > 0).then_some(Buffered {
+                buffer_size: spec.buffer_size,
+                max_staleness: spec.max_staleness,
+            }),
+            fp16_partials: spec.fp16_partials,
+        })
+    }
+}
+
+impl From<&CodecSpec> for wire::CodecSpec {
+    fn from(spec: &CodecSpec) -> Self {
+        Self {
+            best: spec.best.label().to_owned(),
+            lowest: spec.lowest.label().to_owned(),
+            topk_fraction: spec.topk_fraction,
+        }
+    }
+}
+
+/// The order of the two is left to [`JobSpec::check`].
+impl TryFrom<wire::CodecSpec> for CodecSpec {
+    type Error = ConvertError;
+
+    fn try_from(spec: wire::CodecSpec) -> Result<Self, ConvertError> {
+        let encoding = |field, label: &str| {
+            let known = UpdateEncoding::parse(label);
+            At("CodecSpec", field).range(
+                known.is_some(),
+                label,
+                "fp16, fp16-diff, int8 or topk",
+            )?;
+            Ok::<_, ConvertError>(known.unwrap_or(UpdateEncoding::Fp16))
+        };
+        Ok(Self {
+            best: encoding("best", &spec.best)?,
+            lowest: encoding("lowest", &spec.lowest)?,
+            topk_fraction: At("CodecSpec", "topk_fraction").finite(spec.topk_fraction)?,
+        })
     }
 }
 
@@ -65,6 +162,7 @@ impl From<&ModelSpec> for wire::ModelSpec {
             feature_std: bytes(model.standardisation.std()),
             // A checked job has one; without it, the reader refuses the message.
             schema: model.schema().ok().as_ref().map(Into::into),
+            personal: model.personal.clone(),
         }
     }
 }
@@ -96,6 +194,7 @@ impl TryFrom<wire::ModelSpec> for ModelSpec {
             input_width: model.input_width,
             classes: model.classes,
             standardisation: Standardisation::new(mean, std)?,
+            personal: model.personal,
         };
         if schema != model.schema()? {
             let show = |s: &Schema| s.num_parameters().to_string() + " parameters";
@@ -235,6 +334,12 @@ pub fn decode_schema(bytes: &[u8]) -> Result<Schema, ConvertError> {
             limit,
         });
     }
+    count_repeated(message, bytes, &[(&[1], "tensors", MAX_TENSORS)])?;
+    count_numbers(
+        message,
+        bytes,
+        &[(&[1, 2], "shape", MAX_RANK * MAX_TENSORS)],
+    )?;
     let schema = wire::Schema::decode(bytes).map_err(|error| ConvertError::Malformed {
         message,
         detail: error.to_string(),

@@ -42,6 +42,8 @@ pub trait Wire: Sized + TryFrom<Self::Message, Error = ConvertError> {
     const MAX_BYTES: usize;
     /// Repeated fields that are counted before anything is decoded.
     const REPEATED: &'static [Limit] = &[];
+    /// Repeated integers that are counted before anything is decoded.
+    const NUMBERS: &'static [Limit] = &[];
 
     /// The message as bytes. The same value gives the same bytes.
     fn encode(&self) -> Vec<u8> {
@@ -59,6 +61,7 @@ pub trait Wire: Sized + TryFrom<Self::Message, Error = ConvertError> {
             });
         }
         check::count_repeated(message, bytes, Self::REPEATED)?;
+        check::count_numbers(message, bytes, Self::NUMBERS)?;
         let decoded = Self::Message::decode(bytes).map_err(|error| ConvertError::Malformed {
             message,
             detail: error.to_string(),

@@ -1,7 +1,7 @@
 //! Answers to an update: verdict, receipt, missing chunks.
 
 use super::check::{At, millis};
-use super::{ConvertError, Wire};
+use super::{ConvertError, Limit, Wire};
 use crate::wire;
 use std::time::Duration;
 use wayside_domain::ids::{ModelVersion, RoundId, UpdateId};
@@ -141,6 +141,7 @@ impl Wire for Need {
     type Message = wire::Need;
     const NAME: &'static str = "Need";
     const MAX_BYTES: usize = 5 * Need::MAX_MISSING + 256;
+    const NUMBERS: &'static [Limit] = &[(&[2], "missing", Need::MAX_MISSING)];
 }
 
 impl From<&Need> for wire::Need {

@@ -2,10 +2,11 @@
 
 use super::check::{At, millis};
 use super::{ConvertError, MIN_CHUNK_BYTES, Wire, chunk_count};
-use crate::codec::{Encoding, max_frame_bytes};
+use crate::codec;
 use crate::topics::Topic;
 use crate::wire;
 use std::time::Duration;
+use wayside_domain::encoding::UpdateEncoding;
 use wayside_domain::ids::{Digest, JobId, ModelVersion, RoadsideId, RoundId, UpdateId, VehicleId};
 use wayside_domain::schema::Schema;
 
@@ -14,7 +15,7 @@ const UPDATE_HEAD: usize = 512;
 
 /// The most bytes that an encoded [`Update`] of this schema can have: the bound for a declared total.
 pub fn max_update_bytes(schema: &Schema) -> usize {
-    UPDATE_HEAD + max_frame_bytes(schema, Encoding::Fp16Delta)
+    UPDATE_HEAD + codec::max_update_bytes(schema)
 }
 
 /// One chunk of an encoded [`Update`]; its topic says which.
@@ -102,6 +103,10 @@ pub struct UpdateMetrics {
     pub receipts_within_budget: u64,
     /// From "encoded" to "receipt in hand" of the previous update; zero if there was none.
     pub last_latency: Duration,
+    /// How this update is written; `None` where the vehicle does not say.
+    pub encoding: Option<UpdateEncoding>,
+    /// What the link carried with the previous update, in bytes a second; 0 if that is not known.
+    pub goodput_bytes_per_s: u64,
 }
 
 impl From<&UpdateMetrics> for wire::UpdateMetrics {
@@ -112,6 +117,11 @@ impl From<&UpdateMetrics> for wire::UpdateMetrics {
             receipts: metrics.receipts,
             receipts_within_budget: metrics.receipts_within_budget,
             last_latency_ms: millis(metrics.last_latency),
+            encoding: metrics
+                .encoding
+                .map(|encoding| encoding.label().to_owned())
+                .unwrap_or_default(),
+            goodput_bytes_per_s: metrics.goodput_bytes_per_s,
         }
     }
 }
@@ -127,6 +137,9 @@ impl TryFrom<wire::UpdateMetrics> for UpdateMetrics {
             receipts: metrics.receipts,
             receipts_within_budget: metrics.receipts_within_budget,
             last_latency: Duration::from_millis(metrics.last_latency_ms),
+            // A label of a newer version says nothing here; the frame has its own.
+            encoding: UpdateEncoding::parse(&metrics.encoding),
+            goodput_bytes_per_s: metrics.goodput_bytes_per_s,
         })
     }
 }

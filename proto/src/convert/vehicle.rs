@@ -7,6 +7,7 @@ use crate::wire;
 use wayside_domain::ids::{
     Digest, Generation, JobId, ModelVersion, RoadsideId, RoundId, VehicleId,
 };
+use wayside_domain::schema::MAX_TENSORS;
 use wayside_domain::time::Timestamp;
 
 /// Most vehicles of one cohort.
@@ -161,6 +162,7 @@ impl Wire for Announcement {
     const NAME: &'static str = "Announcement";
     const MAX_BYTES: usize = 8 << 20;
     const REPEATED: &'static [Limit] = &[(&[11], "cohort", MAX_COHORT)];
+    const NUMBERS: &'static [Limit] = &[(&[10], "scale_exponents", MAX_TENSORS)];
 }
 
 impl Announcement {

@@ -36,8 +36,12 @@ pub struct ModelSpec {
     /// f32 little-endian, `features` of them, each above 0
     #[prost(bytes = "vec", tag = "7")]
     pub feature_std: ::prost::alloc::vec::Vec<u8>,
+    /// of what travels: the head without its personal tensors
     #[prost(message, optional, tag = "8")]
     pub schema: ::core::option::Option<Schema>,
+    /// tensors that each vehicle keeps for itself
+    #[prost(string, repeated, tag = "9")]
+    pub personal: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// What a vehicle does with the model.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -107,6 +111,52 @@ pub struct RoundSpec {
     #[prost(uint64, tag = "11")]
     pub latency_budget_ms: u64,
 }
+/// A rule that makes one delta of many, by the name and parameters of `job.toml`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Rule {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// in the order of their names
+    #[prost(message, repeated, tag = "2")]
+    pub params: ::prost::alloc::vec::Vec<RuleParam>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RuleParam {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// true is 1, false is 0
+    #[prost(double, tag = "2")]
+    pub value: f64,
+}
+/// What becomes of the updates of a round. Left out: exact FedAvg in rounds with a cohort.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AggregationSpec {
+    /// left out: fedavg
+    #[prost(message, optional, tag = "1")]
+    pub rule: ::core::option::Option<Rule>,
+    /// above 0: buffered rounds (FedBuff) that close with so many updates
+    #[prost(uint32, tag = "2")]
+    pub buffer_size: u32,
+    /// rounds, buffered rounds only
+    #[prost(uint32, tag = "3")]
+    pub max_staleness: u32,
+    /// partial aggregates travel as fp16 means with error feedback
+    #[prost(bool, tag = "4")]
+    pub fp16_partials: bool,
+}
+/// How updates are written. Left out: fp16.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CodecSpec {
+    /// where a vehicle begins
+    #[prost(string, tag = "1")]
+    pub best: ::prost::alloc::string::String,
+    /// as far as it may step down
+    #[prost(string, tag = "2")]
+    pub lowest: ::prost::alloc::string::String,
+    /// share of the values that topk sends
+    #[prost(double, tag = "3")]
+    pub topk_fraction: f64,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JobSpec {
     #[prost(string, tag = "1")]
@@ -117,6 +167,10 @@ pub struct JobSpec {
     pub training: ::core::option::Option<TrainingSpec>,
     #[prost(message, optional, tag = "4")]
     pub round: ::core::option::Option<RoundSpec>,
+    #[prost(message, optional, tag = "5")]
+    pub aggregation: ::core::option::Option<AggregationSpec>,
+    #[prost(message, optional, tag = "6")]
+    pub codec: ::core::option::Option<CodecSpec>,
 }
 /// Vehicle -> roadside, `.../fleet/presence/{vehicle}`; also the last will, then with online = false.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -201,7 +255,7 @@ pub struct UpdatePart {
     pub data: ::prost::alloc::vec::Vec<u8>,
 }
 /// What a vehicle says about its work and its link.
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UpdateMetrics {
     /// mean training loss of the last pass; finite or left out
     #[prost(double, optional, tag = "1")]
@@ -216,6 +270,12 @@ pub struct UpdateMetrics {
     /// of the previous update: encoded -> receipt in hand
     #[prost(uint64, tag = "5")]
     pub last_latency_ms: u64,
+    /// of this update
+    #[prost(string, tag = "6")]
+    pub encoding: ::prost::alloc::string::String,
+    /// of the link with the previous update; 0: not known
+    #[prost(uint64, tag = "7")]
+    pub goodput_bytes_per_s: u64,
 }
 /// One update, sealed once for (job, roadside, round).
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -39,7 +39,7 @@ pub enum PayloadError {
         /// The limit.
         limit: usize,
     },
-    /// No JSON, or not of this shape.
+    /// No JSON, or not of this shape; what the reader says, cut to 256 characters.
     #[error("payload is not readable: {0}")]
     Malformed(String),
     /// A twin without a value where one must be.
@@ -76,7 +76,9 @@ pub fn read<T: DeserializeOwned>(payload: &[u8]) -> Result<T, PayloadError> {
             limit: MAX_PAYLOAD_BYTES,
         });
     }
-    serde_json::from_slice(payload).map_err(|error| PayloadError::Malformed(error.to_string()))
+    // The reader repeats the text that it did not expect, however long that is.
+    serde_json::from_slice(payload)
+        .map_err(|error| PayloadError::Malformed(error.to_string().chars().take(256).collect()))
 }
 
 /// Writes one of the payloads here. Twin updates are written with [`TwinUpdate::to_json`], which checks more.

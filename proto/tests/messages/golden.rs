@@ -2,11 +2,13 @@ use crate::samples;
 use prost::Message;
 use std::fmt::Debug;
 use std::path::Path;
+use wayside_domain::encoding::UpdateEncoding;
 use wayside_domain::ids::{Digest, Generation, ModelVersion, RoundId, UpdateId};
-use wayside_domain::schema::Schema;
+use wayside_domain::schema::{Schema, TensorSpec};
 use wayside_domain::update::Verdict;
 use wayside_proto::codec::{
-    Sum, decode_delta, decode_model, decode_sum, encode_delta, encode_model, encode_sum,
+    Reference, Sum, Unpacker, UpdateFrame, decode_delta, decode_model, decode_reference,
+    decode_sum, encode_delta, encode_model, encode_sum, encode_update, f16,
 };
 use wayside_proto::convert::{
     Control, FetchModel, Hello, ModelPart, ModelPiece, Need, PartialPart, PartialReceipt, Plan,
@@ -16,9 +18,13 @@ use wayside_proto::wire;
 
 /// The golden bytes of this name; written first if they are missing and `WAYSIDE_BLESS` is set.
 fn golden(name: &str, fresh: &[u8]) -> Vec<u8> {
+    golden_of(1, name, fresh)
+}
+
+fn golden_of(version: u8, name: &str, fresh: &[u8]) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/golden")
-        .join(format!("v1-{name}.bin"));
+        .join(format!("v{version}-{name}.bin"));
     if std::env::var_os("WAYSIDE_BLESS").is_some() && !path.exists() {
         std::fs::write(&path, fresh).unwrap();
     }
@@ -240,40 +246,106 @@ fn values() -> Vec<f32> {
 
 /// Bytes in front of the planes' lengths for this schema. Behind them, a newer zstd may write other bytes that mean
 /// the same, so frames are compared by this head (which holds the digest of the values) and by what they decode to.
-fn same_head(golden: &[u8], fresh: &[u8], weights: usize) {
-    let len = 59 + 2 + weights + 1;
+fn same_head(golden: &[u8], fresh: &[u8], extra: usize) {
+    let len = 59 + 2 + extra + 1;
     assert_eq!(golden[..len], fresh[..len]);
 }
 
 #[test]
 fn frames_stay_readable() {
     let schema = schema();
-    let fresh = encode_delta(&schema, &values(), &[-5, 2]).unwrap();
-    let bytes = golden("frame-delta", &fresh);
-    same_head(&bytes, &fresh, 0);
-    assert_eq!(
-        decode_delta(&bytes, &schema).unwrap(),
-        decode_delta(&fresh, &schema).unwrap()
-    );
-    assert_eq!(
-        decode_delta(&bytes, &schema).unwrap().to_parameters(),
-        values()
-    );
-
-    let (fresh, released) = encode_model(&schema, &values()).unwrap();
-    let bytes = golden("frame-model", &fresh);
-    same_head(&bytes, &fresh, 0);
-    assert_eq!(decode_model(&bytes, &schema).unwrap(), released);
-    assert_eq!(released, values());
-
     let sum = Sum {
         exponents: vec![-5, 2],
         values: values().iter().map(|v| f64::from(*v) * 812.0).collect(),
         num_examples: 812,
         bound: 128.0,
     };
-    let fresh = encode_sum(&schema, &sum).unwrap();
-    let bytes = golden("frame-sum", &fresh);
-    same_head(&bytes, &fresh, 16);
-    assert_eq!(decode_sum(&bytes, &schema).unwrap(), sum);
+    let delta = encode_delta(&schema, &values(), &[-5, 2]).unwrap();
+    let (model, released) = encode_model(&schema, &values()).unwrap();
+    assert_eq!(released, values());
+    let sum_frame = encode_sum(&schema, &sum).unwrap();
+
+    for version in [1, 2] {
+        let of = |name, fresh: &[u8], extra| {
+            let bytes = golden_of(version, name, fresh);
+            assert_eq!(bytes[3], version);
+            if version == 2 {
+                same_head(&bytes, fresh, extra);
+            }
+            bytes
+        };
+        let bytes = of("frame-delta", &delta, 0);
+        let decoded = decode_delta(&bytes, &schema).unwrap();
+        assert_eq!(decoded, decode_delta(&delta, &schema).unwrap());
+        assert_eq!(decoded.to_parameters(), values());
+        assert_eq!(read_blocks(&bytes, &schema, None), values());
+        let bytes = of("frame-model", &model, 0);
+        assert_eq!(decode_model(&bytes, &schema).unwrap(), values());
+        let bytes = of("frame-sum", &sum_frame, 16);
+        assert_eq!(decode_sum(&bytes, &schema).unwrap(), sum);
+    }
+}
+
+/// An update as its blocks hold it, in parameter units.
+fn read_blocks(frame: &[u8], schema: &Schema, reference: Option<&Reference>) -> Vec<f32> {
+    let index = UpdateFrame::parse(frame, schema).unwrap();
+    let mut unpacker = Unpacker::new();
+    assert!(index.verify(frame, reference, &mut unpacker).is_ok());
+    let mut parameters = Vec::new();
+    for block in 0..index.blocks() {
+        let len = index.values_of(block).len();
+        let (mut high, mut low) = (vec![0; len], vec![0; len]);
+        let packed = &frame[index.bytes_of(block)];
+        index
+            .read_block(block, packed, reference, &mut unpacker, &mut high, &mut low)
+            .unwrap();
+        let bytes = high.iter().zip(&low);
+        parameters.extend(bytes.map(|(h, l)| f16::from_be_bytes([*h, *l]).to_f32()));
+    }
+    for (range, exponent) in schema.ranges().zip(index.exponents()) {
+        for value in &mut parameters[range] {
+            *value *= f32::from(*exponent).exp2();
+        }
+    }
+    parameters
+}
+
+#[test]
+fn updates_stay_readable_in_every_encoding() {
+    // Two blocks; the second one holds the end of the first tensor and the other two.
+    let tensor = |name: &str, shape: &[usize]| TensorSpec {
+        name: name.into(),
+        shape: shape.to_vec(),
+    };
+    let tensors = vec![
+        tensor("a", &[100, 164]),
+        tensor("b", &[7, 30]),
+        tensor("c", &[3]),
+    ];
+    let schema = Schema::new(tensors).unwrap();
+    let exponents = [-5, 2, 0];
+    let cycle = |n: u16| (0..16_613).map(move |i: u16| f32::from(i % n) - f32::from(n / 2));
+    let delta: Vec<f32> = cycle(29).map(|v| v / 512.0).collect();
+    let base: Vec<f32> = cycle(23).map(|v| v / 16.0).collect();
+    let (model, _) = encode_model(&schema, &base).unwrap();
+    let model = golden_of(2, "frame-update-base", &model);
+    let reference = decode_reference(&model, &schema).unwrap();
+    assert_eq!(reference.to_parameters(), base);
+    for encoding in UpdateEncoding::ALL {
+        let reference = Some(&reference);
+        let fresh = encode_update(&schema, encoding, 0.125, &delta, &exponents, reference).unwrap();
+        let name = format!("frame-update-{encoding}");
+        let bytes = golden_of(2, &name, &fresh.frame);
+        let extra = if encoding == UpdateEncoding::Fp16Diff {
+            16
+        } else {
+            0
+        };
+        same_head(&bytes, &fresh.frame, 1 + extra);
+        assert_eq!(
+            read_blocks(&bytes, &schema, reference),
+            fresh.decoded,
+            "{name}"
+        );
+    }
 }

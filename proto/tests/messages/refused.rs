@@ -168,7 +168,8 @@ fn declared_totals_are_checked_before_anything_is_allocated() {
     spoil(&part, |m| m.total_bytes = 19);
     spoil(&part, |m| m.data.clear());
     let limit = max_update_bytes(&Schema::linear_head(480, 3).unwrap());
-    assert!(limit < 4096, "{limit}");
+    // Three bytes a parameter: `topk` with all of them.
+    assert!(limit < 5120, "{limit}");
     assert_eq!(part.check_totals(11, limit), Ok(()));
     assert!(part.check_totals(12, limit).is_err());
     let huge = UpdatePart {
@@ -203,6 +204,8 @@ fn the_longest_update_fits_its_bound() {
             receipts: u64::MAX,
             receipts_within_budget: u64::MAX,
             last_latency: Duration::from_millis(u64::MAX),
+            encoding: None,
+            goodput_bytes_per_s: 0,
         },
         ..samples::update()
     };
@@ -365,6 +368,75 @@ fn schemas_go_there_and_back() {
     assert!(decode_schema(&[]).is_err());
     assert!(decode_schema(&[0x0a, 0].repeat(1025)).is_err());
     assert!(decode_schema(&vec![0; (1 << 20) + 1]).is_err());
+}
+
+/// Found while the fuzzer's bound on memory was set: packed numbers were counted only after they were decoded, and a
+/// schema's tensors as well, so that a message of a few megabytes took ten times as much.
+#[test]
+fn long_lists_are_refused_before_they_take_memory() {
+    fn check<T>(
+        field: &str,
+        bytes: &[u8],
+        limit: usize,
+        decode: fn(&[u8]) -> Result<T, ConvertError>,
+    ) {
+        let mut refused = None;
+        let counted = allocation_counter::measure(|| refused = decode(bytes).err());
+        match refused.unwrap() {
+            ConvertError::TooMany {
+                field: f, limit: l, ..
+            } => assert_eq!((f, l), (field, limit)),
+            other => panic!("{other}"),
+        }
+        assert!(counted.bytes_max < 1024, "{field}: {counted:?}");
+    }
+    /// A field with its length in front.
+    fn field(number: u8, content: &[u8]) -> Vec<u8> {
+        let len = u32::try_from(content.len()).unwrap();
+        let groups = [0, 7, 14, 21].map(|at| 0x80 | (len >> at).to_le_bytes()[0]);
+        [&[number << 3 | 2], groups.as_slice(), &[0], content].concat()
+    }
+    let zeros = vec![0; 300_000];
+    check("missing", &field(2, &zeros), 65_536, Need::decode);
+    check(
+        "scale_exponents",
+        &field(10, &zeros),
+        1024,
+        Announcement::decode,
+    );
+    let plan = field(1, &field(6, &zeros.repeat(4)));
+    check("scale_exponents", &plan, 1024 * 1024, Plan::decode);
+    let shape = field(1, &field(2, &zeros));
+    check("shape", &shape, 16 * 1024, decode_schema);
+    check("tensors", &[0x0a, 0].repeat(1025), 1024, decode_schema);
+    let job = field(2, &field(8, &shape));
+    check("shape", &job, 16 * 1024, JobSpec::decode);
+}
+
+/// Found while the fuzzer's bound on refusals was set: a job's error showed all its class weights or names.
+#[test]
+fn refusals_are_short_however_long_the_message() {
+    let long = || "x".repeat(100_000);
+    let refusals = [
+        spoil(&samples::job(), |m| m.job = long()),
+        spoil(&samples::job(), |m| {
+            m.training.as_mut().unwrap().class_weights = vec![0.1; 100_000];
+        }),
+        spoil(&samples::job(), |m| {
+            m.model.as_mut().unwrap().classes = vec![long(), long(), long()];
+        }),
+        spoil(&samples::job(), |m| {
+            let schema = m.model.as_mut().unwrap().schema.as_mut();
+            schema.unwrap().tensors[0].name = long();
+        }),
+        spoil(&samples::envelope(), |m| m.source = long()),
+        spoil(&samples::announcement(), |m| m.cohort[0] = long()),
+        spoil(&samples::partial(), |m| m.contributions[0].vehicle = long()),
+    ];
+    for refused in refusals {
+        let refused = refused.to_string();
+        assert!(refused.len() < 1024, "{refused}");
+    }
 }
 
 #[test]

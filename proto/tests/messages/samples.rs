@@ -1,11 +1,12 @@
 //! One value of each message, with every field set.
 
 use std::time::Duration;
+use wayside_domain::encoding::CodecSpec;
 use wayside_domain::head::Standardisation;
 use wayside_domain::ids::{
     Digest, Generation, JobId, ModelVersion, RoadsideId, RoundId, UpdateId, VehicleId,
 };
-use wayside_domain::job::{Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{AggregationSpec, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::{RejectReason, Verdict};
 use wayside_proto::convert::{
@@ -34,6 +35,7 @@ pub(crate) fn job() -> JobSpec {
             input_width: 64,
             classes: ["red", "yellow", "green"].map(String::from).to_vec(),
             standardisation: Standardisation::new(vec![0.5, -1.25], vec![1.5, 0.25]).unwrap(),
+            personal: Vec::new(),
         },
         training: TrainingSpec {
             lr: 0.05,
@@ -58,6 +60,8 @@ pub(crate) fn job() -> JobSpec {
             max_norm_ratio: 4.0,
             latency_budget: Duration::from_millis(500),
         },
+        aggregation: AggregationSpec::default(),
+        codec: CodecSpec::default(),
     }
 }
 
@@ -106,6 +110,8 @@ pub(crate) fn metrics() -> UpdateMetrics {
         receipts: 20,
         receipts_within_budget: 19,
         last_latency: Duration::from_millis(87),
+        encoding: None,
+        goodput_bytes_per_s: 0,
     }
 }
 

@@ -1,14 +1,15 @@
 //! Closing a round, and contributing to the merge.
 
 use wayside_domain::aggregate::WeightedSum;
-use wayside_domain::ids::UpdateId;
+use wayside_domain::ids::{RoundId, UpdateId, VehicleId};
 use wayside_domain::round::{Outcome, Round};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::Verdict;
-use wayside_proto::codec::{self, Delta, Sum};
+use wayside_proto::codec::{self, Delta, Sum, f16};
 use wayside_proto::convert::{Contribution, PartialAggregate, RoundSummary, Wire as _};
 
-use super::{Effect, Loaded, Pending, Region};
+use super::{Effect, Pending, Region};
+use crate::aggregate::{Order, OrderError};
 use crate::event::Event;
 use crate::fleet::Fleet;
 use crate::store::Write;
@@ -25,11 +26,11 @@ impl Region {
             let closed = round.outcome().is_some();
             self.round = Some(round);
             if closed {
-                effects.extend(self.after_close(now, fleet));
+                effects.extend(self.after_close(now));
             }
         }
         let due = !self.ledger.done && !self.ledger.plan.paused && now >= self.ledger.contribute_by;
-        if due && self.round.is_none() {
+        if due && self.round.is_none() && self.closing.is_none() {
             effects.extend(self.finish(now, fleet));
         }
         effects.extend(self.try_open(now, fleet));
@@ -41,7 +42,7 @@ impl Region {
 
     /// Another merge round begins, or the job is paused: what is open ends without a result.
     pub(super) fn abandon_round(&mut self, now: Timestamp) -> Vec<Effect> {
-        let Some(round) = self.round.take() else {
+        let Some(round) = self.round.take().or_else(|| self.closing.take()) else {
             return Vec::new();
         };
         let effects = self.settle(now, &round, false);
@@ -49,26 +50,60 @@ impl Region {
         effects
     }
 
-    /// The round has an outcome: use it, and go on.
-    fn after_close(&mut self, now: Timestamp, fleet: &Fleet) -> Vec<Effect> {
+    /// The round has an outcome: have its rule run, or go on without a result.
+    fn after_close(&mut self, now: Timestamp) -> Vec<Effect> {
         let Some(round) = self.round.take() else {
             return Vec::new();
         };
-        let wanted = round.outcome() == Some(&Outcome::Aggregated);
+        if round.outcome() != Some(&Outcome::Aggregated) {
+            return self.without_result(now, &round);
+        }
+        self.closing = Some(round);
+        vec![self.order()]
+    }
+
+    fn order(&self) -> Effect {
+        let plan = &self.ledger.plan;
+        Effect::Aggregate(Box::new(Order {
+            job: plan.spec.job.clone(),
+            round: self.closing.as_ref().map_or(RoundId(0), Round::id),
+            rule: plan.spec.aggregation.rule.clone(),
+            schema: self.schema.clone(),
+            exponents: plan.exponents.clone(),
+            reference: self.reference().cloned(),
+            members: self.members.values().cloned().collect(),
+        }))
+    }
+
+    /// The rule has run.
+    pub fn on_aggregated(
+        &mut self,
+        now: Timestamp,
+        fleet: &Fleet,
+        round: RoundId,
+        result: Result<WeightedSum, OrderError>,
+    ) -> Vec<Effect> {
+        let Some(closing) = self.closing.take_if(|closing| closing.id() == round) else {
+            return Vec::new(); // the plan has changed meanwhile
+        };
+        let sum = match result {
+            Ok(sum) => sum,
+            Err(error) => {
+                tracing::error!(job = %self.job(), %round, error = &error as &dyn std::error::Error, "rule gave no result");
+                return self.without(now, closing, error.unreadable());
+            }
+        };
+        let examples = sum.num_examples();
+        self.sum = Some(sum);
         let wanted_rounds = self.ledger.plan.spec.round.edge_rounds as usize;
         let last = self.ledger.counted.len() + 1 >= wanted_rounds;
         let mut step = Vec::new();
-        let aggregated = wanted
-            && if self.ledger.plan.spec.round.edge_rounds <= 1 {
-                self.sum.num_examples() > 0
-            } else {
-                self.move_on(&mut step)
-            };
+        let aggregated = examples > 0 && (wanted_rounds <= 1 || self.move_on(&mut step));
         if aggregated {
-            self.ledger.counted.push(round.id());
-            self.ledger.edge_examples += self.sum.num_examples();
+            self.ledger.counted.push(round);
+            self.ledger.edge_examples += examples;
         }
-        let mut effects = self.settle(now, &round, aggregated);
+        let mut effects = self.settle(now, &closing, aggregated);
         effects.extend(step);
         if aggregated && last {
             effects.extend(self.finish(now, fleet));
@@ -79,11 +114,42 @@ impl Region {
         effects
     }
 
+    /// Goes on without a member whose frame cannot be read any more, where enough are left; else without a result.
+    fn without(
+        &mut self,
+        now: Timestamp,
+        closing: Round<VehicleId>,
+        member: Option<usize>,
+    ) -> Vec<Effect> {
+        let lost = member.and_then(|at| self.members.keys().nth(at).cloned());
+        if let Some(lost) = lost {
+            self.members.remove(&lost);
+            for line in self.lines.values_mut() {
+                let its = line.vehicle == lost && line.round == closing.id();
+                if its && line.verdict == Verdict::Accepted {
+                    line.verdict = Verdict::Stale;
+                }
+            }
+            if self.members.len() >= closing.terms().quorum {
+                self.closing = Some(closing);
+                return vec![self.order()];
+            }
+        }
+        self.without_result(now, &closing)
+    }
+
+    fn without_result(&mut self, now: Timestamp, round: &Round<VehicleId>) -> Vec<Effect> {
+        let mut effects = self.settle(now, round, false);
+        effects.push(self.save());
+        self.announce_closed_soon(now);
+        effects
+    }
+
     /// Writes a closed round down and tells of it.
     fn settle(
         &mut self,
         now: Timestamp,
-        round: &Round<wayside_domain::ids::VehicleId>,
+        round: &Round<VehicleId>,
         aggregated: bool,
     ) -> Vec<Effect> {
         let (terms, accepted) = (round.terms(), round.accepted().len());
@@ -134,7 +200,8 @@ impl Region {
 
     /// Moves the regional model on by the round's mean delta, rounded to a model frame. False if that is no model.
     fn move_on(&mut self, effects: &mut Vec<Effect>) -> bool {
-        let (Some(model), Some(mean)) = (&self.model, self.sum.mean(self.schema.ranges())) else {
+        let mean = self.sum.as_ref().and_then(|s| s.mean(self.schema.ranges()));
+        let (Some(model), Some(mean)) = (&self.model, mean) else {
             return false;
         };
         let moved: Vec<f32> = model
@@ -153,11 +220,7 @@ impl Region {
         let digest = codec::digest(&frame);
         effects.push(Effect::Write(Write::Model(digest, frame.clone())));
         let bytes = frame.len();
-        self.model = Some(Loaded {
-            digest,
-            frame,
-            parameters,
-        });
+        self.model = Some(self.load(digest, frame, parameters));
         self.ledger.model = digest;
         self.served.clear();
         effects.extend(self.publish_model());
@@ -179,40 +242,59 @@ impl Region {
         } else if let Some(sum) = self.contribution() {
             effects.extend(self.contribute(now, fleet, &sum));
         }
+        self.members.clear();
         effects.push(self.save());
         effects
     }
 
     /// What this unit adds to the merge.
-    fn contribution(&self) -> Option<WeightedSum> {
-        if self.ledger.plan.spec.round.edge_rounds <= 1 {
-            return Some(self.sum.clone());
+    fn contribution(&mut self) -> Option<WeightedSum> {
+        let aggregation = &self.ledger.plan.spec.aggregation;
+        let several = self.ledger.plan.spec.round.edge_rounds > 1;
+        if !several && !aggregation.fp16_partials {
+            return self.sum.take();
         }
-        let (base, model) = (self.base.as_ref()?, self.model.as_ref()?);
-        let pairs = model.parameters.iter().zip(&base.parameters);
-        let moved: Vec<f32> = pairs.map(|(to, from)| to - from).collect();
+        let mut moved = if several {
+            self.moved()?
+        } else {
+            let mean = self.sum.take()?.mean(self.schema.ranges())?;
+            mean.into_iter().map(narrow).collect()
+        };
+        let feeds_back = aggregation.fp16_partials;
+        if feeds_back {
+            for (value, left) in moved.iter_mut().zip(&self.residual) {
+                *value += left;
+            }
+        }
         let exponents = &self.ledger.plan.exponents;
         let delta = Delta::quantise(&self.schema, &moved, exponents)
             .inspect_err(|error| {
                 tracing::error!(job = %self.job(), %error, "regional delta cannot be encoded, nothing to contribute");
             })
             .ok()?;
+        if feeds_back {
+            let sent = delta.to_parameters();
+            self.residual = moved
+                .iter()
+                .zip(sent)
+                .map(|(all, sent)| all - sent)
+                .collect();
+        }
         let mut sum = WeightedSum::new(self.schema.num_parameters(), exponents.clone());
         sum.add(self.ledger.edge_examples, exponents, delta.values())
             .ok()?;
         Some(sum)
     }
 
+    /// How far the regional model has moved from the global one.
+    fn moved(&self) -> Option<Vec<f32>> {
+        let (base, model) = (self.base.as_ref()?, self.model.as_ref()?);
+        let pairs = model.parameters.iter().zip(&base.parameters);
+        Some(pairs.map(|(to, from)| to - from).collect())
+    }
+
     fn contribute(&mut self, now: Timestamp, fleet: &Fleet, sum: &WeightedSum) -> Vec<Effect> {
-        let framed = codec::encode_sum(
-            &self.schema,
-            &Sum {
-                exponents: sum.exponents().to_vec(),
-                values: sum.values().to_vec(),
-                num_examples: sum.num_examples(),
-                bound: sum.bound(),
-            },
-        );
+        let framed = self.frame_of(sum);
         let sum_frame = match framed {
             Ok(frame) => frame,
             Err(error) => {
@@ -254,8 +336,32 @@ impl Region {
         self.pending = Some(pending.clone());
         let job = self.job().clone();
         effects.push(Effect::Write(Write::Partial(job.clone(), pending)));
-        effects.push(Effect::Write(Write::DropLines(job)));
+        effects.push(Effect::Write(Write::DropLines(job.clone())));
+        if self.ledger.plan.spec.aggregation.fp16_partials {
+            effects.push(Effect::Write(Write::Residual(job, self.residual.clone())));
+        }
         effects
+    }
+
+    /// The sum as it travels: in f64, or as its mean in fp16 where that is what it is made of.
+    fn frame_of(&self, sum: &WeightedSum) -> Result<Vec<u8>, codec::EncodeError> {
+        let exponents = sum.exponents();
+        if self.ledger.plan.spec.aggregation.fp16_partials {
+            let examples = sum.num_examples() as f64;
+            // A multiple of an fp16 value, so that this gives the value back.
+            let values = sum.values().iter().map(|v| f16::from_f64(v / examples));
+            let values: Vec<f16> = values.collect();
+            return codec::encode_delta_values(&self.schema, &values, exponents);
+        }
+        codec::encode_sum(
+            &self.schema,
+            &Sum {
+                exponents: exponents.to_vec(),
+                values: sum.values().to_vec(),
+                num_examples: sum.num_examples(),
+                bound: sum.bound(),
+            },
+        )
     }
 
     /// All lines since the last contribution. An update that was accepted into a round without a result is not in the

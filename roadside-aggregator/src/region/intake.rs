@@ -1,7 +1,7 @@
 //! Judging what arrives, and answering it.
 
 use wayside_domain::ids::{RoundId, UpdateId, VehicleId};
-use wayside_domain::round::{Accepted, Effect as RoundEffect};
+use wayside_domain::round::Accepted;
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::{PayloadStats, RejectReason, Update, Verdict};
 use wayside_proto::codec;
@@ -53,9 +53,9 @@ impl Region {
             return Vec::new();
         }
         let mut effects = Vec::new();
-        let (verdict, l2_norm) = match arrival.content {
-            Err(reason) => (Verdict::Rejected(reason), 0.0),
-            Ok(ref content) => self.judge(now, &arrival, content, &mut effects),
+        let (verdict, l2_norm) = match &arrival.content {
+            Err(reason) => (Verdict::Rejected(*reason), 0.0),
+            Ok(content) => self.judge(now, &arrival, content, &mut effects),
         };
         let few = self.is_one_of_few(&arrival.vehicle);
         let accepted = verdict == Verdict::Accepted;
@@ -80,7 +80,8 @@ impl Region {
             self.ledger.next_line += 1;
             let contribution = Contribution {
                 vehicle: arrival.vehicle.clone(),
-                round: arrival.round,
+                // What counts, counts in the open round, also where it was made for an earlier one.
+                round: if accepted { current } else { arrival.round },
                 update_id: arrival.update_id,
                 num_examples: arrival.num_examples,
                 verdict,
@@ -117,7 +118,7 @@ impl Region {
         room
     }
 
-    /// Judges by round and guard, and takes what is accepted into the sum. Also gives the norm.
+    /// Judges by round and guard, and keeps what is accepted for the round's rule. Also gives the norm.
     fn judge(
         &mut self,
         now: Timestamp,
@@ -128,7 +129,7 @@ impl Region {
         if self.ledger.plan.paused {
             return (Verdict::Rejected(RejectReason::UnknownJob), 0.0);
         }
-        let stats = content.delta.as_ref().map(codec::Delta::stats);
+        let stats = content.checked.as_ref().map(|checked| checked.stats.stats);
         let l2_norm = stats.map_or(0.0, |stats| stats.l2_norm);
         let update = Update {
             member: arrival.vehicle.clone(),
@@ -155,31 +156,25 @@ impl Region {
         if verdict != Verdict::Accepted {
             return (verdict, l2_norm);
         }
-        // Read for the open round, so the values are here and have the announced scales.
-        let added = content.delta.as_ref().is_some_and(|delta| {
-            let sum = &mut self.sum;
-            sum.add(update.num_examples, delta.exponents(), delta.values())
-                .is_ok()
-        });
-        if !added {
+        let Some(checked) = content.checked.clone() else {
+            // The round takes it, so it was read; no honest update comes here.
             return (Verdict::Rejected(RejectReason::Inconsistent), l2_norm);
-        }
-        for effect in round.on_update(now, &update) {
-            if let RoundEffect::Persist { member, update_id } = effect {
-                let stored = StoredUpdate {
-                    vehicle: member,
-                    round: update.round,
-                    accepted: Accepted {
-                        update_id,
-                        num_examples: update.num_examples,
-                    },
-                    frame: content.frame.clone(),
-                };
-                let job = self.ledger.plan.spec.job.clone();
-                effects.push(Effect::Write(Write::Update(job, stored)));
-            }
-            // The answer goes out after the flush, and a close is dealt with at the next tick, which follows at once.
-        }
+        };
+        // The answer goes out after the flush, and a close is dealt with at the next tick, which follows at once.
+        round.on_update(now, &update);
+        let stored = StoredUpdate {
+            vehicle: update.member,
+            round: round.id(),
+            accepted: Accepted {
+                update_id: update.update_id,
+                num_examples: update.num_examples,
+            },
+            staleness: round.id().0.saturating_sub(update.round.0),
+        };
+        let job = self.ledger.plan.spec.job.clone();
+        let frame = content.frame.clone();
+        effects.push(Effect::Write(Write::Update(job, stored.clone(), frame)));
+        self.add_member(&stored, checked);
         (Verdict::Accepted, l2_norm)
     }
 

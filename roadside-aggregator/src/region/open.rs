@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use wayside_domain::aggregate::WeightedSum;
 use wayside_domain::ids::VehicleId;
 use wayside_domain::round::{Guard, Round, RoundTerms};
-use wayside_domain::selection::draw_cohort;
+use wayside_domain::selection::{Cohort, draw_cohort, quorum_of};
 use wayside_domain::time::Timestamp;
 use wayside_proto::convert::{Announcement, ModelPart, Wire as _, split};
 use wayside_proto::topics::{ModelKey, Topic};
@@ -26,6 +25,7 @@ impl Region {
     pub fn is_ready(&self, now: Timestamp) -> bool {
         let ledger = &self.ledger;
         self.round.is_none()
+            && self.closing.is_none()
             && self.model.is_some()
             && !ledger.done
             && !ledger.plan.paused
@@ -41,7 +41,21 @@ impl Region {
         let (spec, round) = (&plan.spec.round, self.ledger.next_round);
         let candidates = fleet.candidates(plan.spec.model.backbone);
         let seed = round_seed(plan.spec.training.seed, round.0);
-        let Some(cohort) = draw_cohort(spec, &candidates, seed) else {
+        let buffered = plan.spec.aggregation.buffered;
+        let cohort = match buffered {
+            // Everyone who is there, for as many updates as the buffer holds.
+            Some(_) if candidates.len() < spec.min_vehicles.max(1) as usize => None,
+            Some(buffered) => {
+                let target = (buffered.buffer_size as usize).min(candidates.len());
+                Some(Cohort {
+                    quorum: quorum_of(spec, target),
+                    target,
+                    members: candidates.into_keys().collect(),
+                })
+            }
+            None => draw_cohort(spec, &candidates, seed),
+        };
+        let Some(cohort) = cohort else {
             return Vec::new();
         };
         let terms = RoundTerms {
@@ -62,9 +76,10 @@ impl Region {
                     spec.max_norm
                 },
             },
+            max_staleness: buffered.map(|buffered| u64::from(buffered.max_staleness)),
         };
-        let exponents = plan.exponents.clone();
-        self.sum = WeightedSum::new(self.schema.num_parameters(), exponents);
+        self.sum = None;
+        self.members.clear();
         self.judged.clear();
         let round = Round::open(terms);
         self.ledger.next_round = round.id().next();

@@ -1,13 +1,18 @@
 use std::time::Duration;
 
 use super::*;
+use crate::aggregate;
 use crate::fleet::Fleet;
 use crate::intake::{Arrival, Expected, read};
 use crate::store::{Memory, Store, Stored};
 use proptest::prelude::*;
+use wayside_domain::aggregate::RuleSpec;
+use wayside_domain::encoding::CodecSpec;
 use wayside_domain::head::Standardisation;
 use wayside_domain::ids::{Generation, ModelVersion};
-use wayside_domain::job::{Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{
+    AggregationSpec, Buffered, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec,
+};
 use wayside_domain::update::RejectReason;
 use wayside_proto::codec::{decode_sum, encode_delta, encode_delta_values, encode_model, f16};
 use wayside_proto::convert::{
@@ -39,6 +44,7 @@ fn spec(edge_rounds: u32) -> JobSpec {
             classes: vec!["a".into(), "b".into(), "c".into()],
             standardisation: Standardisation::new(vec![0.0; FEATURES], vec![1.0; FEATURES])
                 .unwrap(),
+            personal: Vec::new(),
         },
         training: TrainingSpec {
             lr: 0.1,
@@ -63,6 +69,8 @@ fn spec(edge_rounds: u32) -> JobSpec {
             max_norm_ratio: 0.0,
             latency_budget: Duration::from_millis(500),
         },
+        aggregation: AggregationSpec::default(),
+        codec: CodecSpec::default(),
     }
 }
 
@@ -132,16 +140,26 @@ impl Rig {
     fn apply(&mut self, now: u64, effects: Vec<Effect>) {
         let mut todo = effects;
         for _ in 0..10 {
-            let mut writes = Vec::new();
+            let (mut writes, mut orders) = (Vec::new(), Vec::new());
             for effect in todo {
                 match effect {
                     Effect::Write(write) => writes.push(write),
+                    Effect::Aggregate(order) => orders.push(order),
                     show => self.shown.push(show),
                 }
             }
             self.store.commit(writes).unwrap();
             let answers = self.region.on_flushed(Timestamp(now));
             self.shown.extend(answers);
+            todo = Vec::new();
+            for order in orders {
+                let result = aggregate::run(&order, &self.store, 1);
+                let (now, round) = (Timestamp(now), order.round);
+                todo.extend(self.region.on_aggregated(now, &self.fleet, round, result));
+            }
+            if !todo.is_empty() {
+                continue;
+            }
             todo = self.region.on_tick(Timestamp(now), &self.fleet);
             if todo.is_empty() {
                 return;
@@ -159,8 +177,13 @@ impl Rig {
         let Stored { mut jobs, .. } = self.store.load().unwrap();
         let job = jobs.remove(&spec(1).job).unwrap();
         let store = self.store.clone();
-        self.region =
-            Region::restore(site(generation), job, &|digest| store.model(digest)).unwrap();
+        self.region = Region::restore(
+            site(generation),
+            job,
+            &|digest| store.model(digest),
+            &|key| store.frame(&spec(1).job, key),
+        )
+        .unwrap();
         self.shown.clear();
         let effects = self.region.on_start();
         self.apply(now, effects);
@@ -187,7 +210,8 @@ impl Rig {
             digest: codec::digest(bytes),
             schema: self.region.schema(),
             exponents: self.region.exponents(),
-            open_round: self.region.open_round(),
+            open_rounds: self.region.open_rounds(),
+            reference: self.region.reference(),
         };
         let arrival = read(&sender, RoundId(round), Timestamp(now), bytes, expected);
         let effects = self.region.on_arrival(Timestamp(now), arrival);
@@ -856,4 +880,168 @@ fn the_book_is_kept_by_our_rounds_not_by_claims() {
         rig.last_verdict(),
         Verdict::Rejected(RejectReason::TooLarge)
     );
+}
+
+/// A rig whose job was changed before its first round.
+fn rig_with(vehicles: usize, change: impl Fn(&mut JobSpec)) -> Rig {
+    let mut rig = Rig::new(vehicles, 1);
+    let mut plan = plan(2, 1);
+    change(&mut plan.spec);
+    let effects = rig.region.on_plan(Timestamp(1), plan);
+    rig.apply(1, effects);
+    let (digest, frame) = model();
+    let effects = rig.region.on_model(digest, frame);
+    rig.apply(1, effects);
+    rig
+}
+
+fn mean_of(partial: &PartialAggregate) -> Vec<f64> {
+    let sum = decode_sum(&partial.sum_frame, &spec(1).model.schema().unwrap()).unwrap();
+    sum.values
+        .iter()
+        .map(|v| v / sum.num_examples as f64)
+        .collect()
+}
+
+#[test]
+fn a_jobs_rule_makes_the_contribution() {
+    let mut rig = rig_with(5, |spec| spec.aggregation.rule = RuleSpec::named("median"));
+    let round = rig.announcement().round.0;
+    for n in 0..5_u8 {
+        rig.update(10, &format!("v{n}"), round, 10 * n, 5 + u64::from(n));
+    }
+    let partial = rig.partial();
+    assert_eq!(partial.num_examples, 5 + 6 + 7 + 8 + 9);
+    let schema = spec(1).model.schema().unwrap();
+    for (at, got) in mean_of(&partial).into_iter().enumerate() {
+        let exponent = EXPONENTS[usize::from(at >= schema.ranges().next().unwrap().end)];
+        let scaled = |n: u8| f16::from_f32(deltas(10 * n)[at] * f32::from(-exponent).exp2());
+        let mut all: Vec<f64> = (0..5).map(|n| scaled(n).to_f64()).collect();
+        all.sort_by(f64::total_cmp);
+        assert!((got - all[2]).abs() < 1e-12, "value {at}: {got} of {all:?}");
+    }
+}
+
+#[test]
+fn a_frame_that_is_gone_at_the_close_costs_its_update_only() {
+    let mut rig = Rig::new(3, 1);
+    for n in 0..2_u8 {
+        rig.update(10, &format!("v{n}"), 1, n, 5);
+    }
+    rig.store.lose_frame(&spec(1).job, &vehicle("v0"));
+    rig.update(20, "v2", 1, 2, 7);
+    let partial = rig.partial();
+    assert_eq!(partial.num_examples, 12, "v1 and v2");
+    let line = partial
+        .contributions
+        .iter()
+        .find(|line| line.vehicle == vehicle("v0"));
+    assert_eq!(line.unwrap().verdict, Verdict::Stale);
+}
+
+#[test]
+fn buffered_rounds_take_late_updates_for_less() {
+    let mut rig = rig_with(4, |spec| {
+        spec.round.edge_rounds = 3;
+        spec.aggregation.buffered = Some(Buffered {
+            buffer_size: 2,
+            max_staleness: 2,
+        });
+    });
+    let first = rig.announcement().round.0;
+    assert_eq!(rig.announcement().cohort.len(), 4);
+    rig.update(10, "v0", first, 1, 100);
+    rig.update(11, "v1", first, 2, 100);
+    let second = rig.announcement();
+    assert_eq!(second.round.0, first + 1, "two updates close a round");
+    // v2 has trained on the first model all the while; v3 is on the second one.
+    rig.update(20, "v2", first, 3, 100);
+    assert_eq!(rig.last_verdict(), Verdict::Accepted, "one round late");
+    rig.update(21, "v3", first + 1, 4, 100);
+    let third = rig.announcement().round.0;
+    assert_eq!(third, first + 2);
+    rig.crash(22, 2);
+    rig.update(23, "v0", first, 5, 100);
+    assert_eq!(rig.last_verdict(), Verdict::Accepted, "two rounds late");
+    rig.update(24, "v1", first + 5, 6, 100);
+    assert_eq!(
+        rig.last_verdict(),
+        Verdict::Rejected(RejectReason::UnknownRound)
+    );
+    rig.update(25, "v1", third, 7, 100);
+    let partial = rig.partial();
+    assert_eq!(partial.num_examples, 600, "six updates of a hundred");
+    assert!(
+        partial
+            .contributions
+            .iter()
+            .all(|l| l.verdict == Verdict::Accepted || l.round.0 > third)
+    );
+    rig.update(30, "v3", first, 8, 100);
+    assert_eq!(rig.last_verdict(), Verdict::Stale, "no round is open");
+}
+
+#[test]
+fn a_late_update_weighs_less_in_the_sum() {
+    let mut rig = rig_with(2, |spec| {
+        spec.round.min_vehicles = 1;
+        spec.aggregation.buffered = Some(Buffered {
+            buffer_size: 1,
+            max_staleness: 3,
+        });
+    });
+    let first = rig.announcement().round.0;
+    rig.update(10, "v0", first, 1, 100);
+    let fresh = mean_of(&rig.partial());
+    let mut next = plan(3, 1);
+    next.spec = rig.region.ledger.plan.spec.clone();
+    let effects = rig.region.on_plan(Timestamp(20), next);
+    rig.apply(20, effects);
+    assert_eq!(rig.announcement().round.0, first + 1);
+    rig.update(30, "v1", first, 1, 100);
+    assert_eq!(rig.last_verdict(), Verdict::Accepted);
+    for (fresh, late) in fresh.iter().zip(mean_of(&rig.partial())) {
+        // 1 / sqrt(2) in 256ths.
+        assert!(
+            (late - fresh * 181.0 / 256.0).abs() < 1e-12,
+            "{fresh} {late}"
+        );
+    }
+}
+
+#[test]
+fn fp16_partials_feed_their_rounding_back() {
+    let mut rig = rig_with(2, |spec| spec.aggregation.fp16_partials = true);
+    let schema = spec(1).model.schema().unwrap();
+    let (mut sent, mut exact) = (
+        vec![0.0; schema.num_parameters()],
+        vec![0.0; schema.num_parameters()],
+    );
+    for merge_round in 2..12 {
+        let round = rig.announcement().round.0;
+        rig.update(10 * merge_round, "v0", round, 3, 3);
+        rig.update(10 * merge_round, "v1", round, 90, 7);
+        let partial = rig.partial();
+        let delta = codec::decode_delta(&partial.sum_frame, &schema).unwrap();
+        for (sum, value) in sent.iter_mut().zip(delta.to_parameters()) {
+            *sum += f64::from(value);
+        }
+        for (at, sum) in exact.iter_mut().enumerate() {
+            *sum += f64::from(deltas(3)[at]).mul_add(0.3, f64::from(deltas(90)[at]) * 0.7);
+        }
+        let mut next = plan(merge_round + 1, 1);
+        next.spec = rig.region.ledger.plan.spec.clone();
+        let effects = rig.region.on_plan(Timestamp(10 * merge_round + 5), next);
+        rig.apply(10 * merge_round + 5, effects);
+        if merge_round == 6 {
+            rig.crash(10 * merge_round + 6, 2);
+        }
+    }
+    for (at, (sent, exact)) in sent.iter().zip(exact).enumerate() {
+        // One rounding in all, not ten of them.
+        assert!(
+            (sent - exact).abs() <= 2e-4 * exact.abs().max(0.01),
+            "value {at}: {sent}, {exact}"
+        );
+    }
 }

@@ -1,24 +1,28 @@
 //! State on disk: records in sled, frames and partial aggregates as sealed files.
 //!
-//! Layout below the state folder: `records/` is sled's; `updates/`, `models/` and `partials/` hold files. A file is
+//! Layout below the state folder: `records/` is sled's; `updates/`, `models/`, `partials/` and `residuals/` hold files. A file is
 //! durable before the record that names it, and removed after the record is gone; files without a record are removed at
 //! the next load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wayside_domain::ids::{Digest, Generation, JobId, RoundId, UpdateId, VehicleId};
-use wayside_host::files::{Seal, move_aside, read_sealed, remove_leftovers, write_sealed};
+use wayside_host::files::{
+    Seal, move_aside, read_sealed, read_sealed_part, remove_leftovers, write_sealed,
+};
 use wayside_proto::convert::{Plan, Wire as _};
 
 use super::records::{
     LedgerRecord, LineRecord, PartialRecord, ReceiptRecord, UpdateRecord, VehicleRecord,
 };
-use super::{Store, StoreError, Stored, StoredJob, StoredUpdate, Write};
+use super::{FrameKey, Store, StoreError, Stored, StoredJob, StoredUpdate, Write};
 use crate::region::Pending;
 
 /// Memory that sled may use; the records are small.
@@ -31,6 +35,10 @@ const UPDATE: Seal = Seal {
 };
 const MODEL: Seal = Seal {
     magic: *b"wsmodel\0",
+    version: 1,
+};
+const RESIDUAL: Seal = Seal {
+    magic: *b"wsresidu",
     version: 1,
 };
 const PARTIAL: Seal = Seal {
@@ -52,7 +60,7 @@ type Changes = BTreeMap<String, Option<Vec<u8>>>;
 impl Disk {
     /// Opens the state below `folder`, which this process holds. A damaged store is moved aside and begun anew.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
-        for name in ["updates", "models", "partials"] {
+        for name in ["updates", "models", "partials", "residuals"] {
             let path = folder.join(name);
             fs::create_dir_all(&path).map_err(|error| failed(&path, error))?;
             remove_leftovers(&path).map_err(|error| StoreError(error.to_string()))?;
@@ -123,17 +131,15 @@ impl Disk {
             return Ok(stored);
         }
         for (name, record) in self.scan::<UpdateRecord>(&format!("update/{job}/"), damaged)? {
-            let path = self.file("updates", &record.file);
-            let read = read_sealed(&path, UPDATE, MAX_FILE_BYTES);
-            match (VehicleId::new(name), record.accepted(), read) {
-                (Ok(vehicle), Some(accepted), Ok(frame)) => stored.updates.push(StoredUpdate {
+            if let (Ok(vehicle), Some(accepted)) = (VehicleId::new(name), record.accepted()) {
+                stored.updates.push(StoredUpdate {
                     vehicle,
                     round: RoundId(record.round),
                     accepted,
-                    frame,
-                }),
-                (_, _, Err(error)) => tracing::warn!(%error, "accepted update is lost"),
-                _ => tracing::warn!(%job, "accepted update is lost"),
+                    staleness: record.staleness,
+                });
+            } else {
+                tracing::warn!(%job, "accepted update is lost");
             }
         }
         for (key, record) in self.scan::<ReceiptRecord>(&format!("receipt/{job}/"), damaged)? {
@@ -170,6 +176,15 @@ impl Disk {
                 _ => tracing::warn!(%job, "partial aggregate is lost"),
             }
         }
+        // Without it a contribution is off by what rounding took once: no reason to say more.
+        let residual = self.file("residuals", job.as_str());
+        if let Ok(bytes) = read_sealed(&residual, RESIDUAL, MAX_FILE_BYTES) {
+            let (values, _) = bytes.as_chunks::<4>();
+            stored.residual = values.iter().map(|b| f32::from_le_bytes(*b)).collect();
+            if !stored.residual.iter().all(|value| value.is_finite()) {
+                stored.residual.clear();
+            }
+        }
         Ok(stored)
     }
 
@@ -203,17 +218,17 @@ impl Disk {
                 };
                 changes.insert(format!("plan/{job}"), Some(plan.encode()));
             }
-            Write::Update(job, update) => {
+            Write::Update(job, update, frame) => {
                 let id = update.accepted.update_id;
-                let file = format!("{job}.{}.{}", update.vehicle, id.to_hex());
+                let file = frame_name(&job, update.key());
                 let path = self.file("updates", &file);
-                write_file(&path, UPDATE, &update.frame)?;
+                write_file(&path, UPDATE, &frame)?;
                 rubbish.remove(&path);
                 let record = UpdateRecord {
                     round: update.round.0,
                     update_id: id.to_hex(),
                     num_examples: update.accepted.num_examples,
-                    file,
+                    staleness: update.staleness,
                 };
                 put(changes, format!("update/{job}/{}", update.vehicle), &record)?;
             }
@@ -253,6 +268,10 @@ impl Disk {
                     partial_id: pending.partial_id.to_hex(),
                 };
                 put(changes, format!("partial/{job}/now"), &record)?;
+            }
+            Write::Residual(job, residual) => {
+                let bytes: Vec<u8> = residual.iter().flat_map(|v| v.to_le_bytes()).collect();
+                write_file(&self.file("residuals", job.as_str()), RESIDUAL, &bytes)?;
             }
             Write::DropPartial(job) => {
                 changes.insert(format!("partial/{job}/now"), None);
@@ -336,6 +355,23 @@ impl Store for Disk {
         }
     }
 
+    fn frame(&self, job: &JobId, key: FrameKey<'_>) -> Option<Vec<u8>> {
+        let path = self.file("updates", &frame_name(job, key));
+        read_sealed(&path, UPDATE, MAX_FILE_BYTES)
+            .inspect_err(|error| tracing::warn!(%error, "accepted update cannot be read"))
+            .ok()
+    }
+
+    fn read_frame(
+        &self,
+        job: &JobId,
+        key: FrameKey<'_>,
+        bytes: Range<usize>,
+        to: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        read_sealed_part(&self.file("updates", &frame_name(job, key)), bytes, to)
+    }
+
     fn keep_models(&mut self, wanted: &[Digest]) {
         let folder = self.folder.join("models");
         for name in list(&folder).unwrap_or_default() {
@@ -345,6 +381,10 @@ impl Store for Disk {
             }
         }
     }
+}
+
+fn frame_name(job: &JobId, (vehicle, update_id): FrameKey<'_>) -> String {
+    format!("{job}.{vehicle}.{}", update_id.to_hex())
 }
 
 fn put(changes: &mut Changes, key: String, record: &impl Serialize) -> Result<(), StoreError> {

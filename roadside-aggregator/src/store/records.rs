@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use wayside_domain::encoding::UpdateEncoding;
 use wayside_domain::ids::{Digest, Generation, ModelVersion, RoundId, UpdateId, VehicleId};
 use wayside_domain::round::{Accepted, Guard, RoundTerms};
 use wayside_domain::time::Timestamp;
@@ -61,6 +62,8 @@ struct TermsRecord {
     schema: String,
     max_examples: u64,
     max_norm_bits: u64,
+    #[serde(default)]
+    max_staleness: Option<u64>,
 }
 
 impl From<&RoundTerms<VehicleId>> for TermsRecord {
@@ -77,6 +80,7 @@ impl From<&RoundTerms<VehicleId>> for TermsRecord {
             schema: terms.guard.schema.to_hex(),
             max_examples: terms.guard.max_examples,
             max_norm_bits: terms.guard.max_norm.to_bits(),
+            max_staleness: terms.max_staleness,
         }
     }
 }
@@ -97,6 +101,7 @@ impl TermsRecord {
                 max_examples: self.max_examples,
                 max_norm: f64::from_bits(self.max_norm_bits),
             },
+            max_staleness: self.max_staleness,
         })
     }
 }
@@ -227,8 +232,8 @@ pub(super) struct UpdateRecord {
     pub(super) round: u64,
     pub(super) update_id: String,
     pub(super) num_examples: u64,
-    /// Name of the file with the frame.
-    pub(super) file: String,
+    #[serde(default)]
+    pub(super) staleness: u64,
 }
 
 impl UpdateRecord {
@@ -283,6 +288,10 @@ pub(super) struct LineRecord {
     receipts: u64,
     receipts_within_budget: u64,
     last_latency_ms: u64,
+    #[serde(default)]
+    encoding: Option<String>,
+    #[serde(default)]
+    goodput_bytes_per_s: u64,
 }
 
 impl From<&Contribution> for LineRecord {
@@ -301,6 +310,8 @@ impl From<&Contribution> for LineRecord {
             receipts: metrics.receipts,
             receipts_within_budget: metrics.receipts_within_budget,
             last_latency_ms: millis(metrics.last_latency),
+            encoding: metrics.encoding.map(|encoding| encoding.label().to_owned()),
+            goodput_bytes_per_s: metrics.goodput_bytes_per_s,
         }
     }
 }
@@ -321,6 +332,8 @@ impl LineRecord {
                 receipts: self.receipts,
                 receipts_within_budget: self.receipts_within_budget,
                 last_latency: Duration::from_millis(self.last_latency_ms),
+                encoding: self.encoding.as_deref().and_then(UpdateEncoding::parse),
+                goodput_bytes_per_s: self.goodput_bytes_per_s,
             },
         })
     }

@@ -190,7 +190,8 @@ impl Unit {
                     digest,
                     schema: region.schema(),
                     exponents: region.exponents(),
-                    open_round: region.open_round(),
+                    open_rounds: region.open_rounds(),
+                    reference: region.reference(),
                 };
                 let arrival = intake::read(&vehicle, round, first_chunk, &bytes, expected);
                 let metrics = arrival.content.is_ok().then_some(arrival.metrics);

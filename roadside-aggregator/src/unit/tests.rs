@@ -24,7 +24,7 @@ fn settings() -> Settings {
 }
 
 fn unit(stored: Stored) -> (Unit, Vec<Effect>) {
-    Unit::new(settings(), Timestamp(0), stored, &|_| None)
+    Unit::new(settings(), Timestamp(0), stored, &|_| None, &|_, _| None)
 }
 
 fn message(topic: &str, payload: &[u8]) -> Input {
@@ -194,6 +194,12 @@ fn round_numbers_jump_ahead_after_damage() {
         damaged: true,
         ..Stored::default()
     };
-    let (unit, _) = Unit::new(settings(), Timestamp(1_767_225_600_000), stored, &|_| None);
+    let (unit, _) = Unit::new(
+        settings(),
+        Timestamp(1_767_225_600_000),
+        stored,
+        &|_| None,
+        &|_, _| None,
+    );
     assert_eq!(unit.rounds_before, RoundId(1_767_225_600));
 }

@@ -12,11 +12,12 @@ use rumqttc::{AsyncClient, Event, EventLoop, LastWill, MqttOptions, NetworkOptio
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
+use wayside_domain::encoding::CodecSpec;
 use wayside_domain::head::Standardisation;
 use wayside_domain::ids::{
     Digest, Generation, JobId, ModelVersion, Namespace, RoadsideId, RoundId, UpdateId, VehicleId,
 };
-use wayside_domain::job::{Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{AggregationSpec, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::Verdict;
 use wayside_host::clock::Clock;
@@ -52,6 +53,7 @@ pub(crate) fn spec(min_vehicles: u32) -> JobSpec {
             classes: vec!["green".into(), "red".into(), "yellow".into()],
             standardisation: Standardisation::new(vec![0.0; FEATURES], vec![1.0; FEATURES])
                 .unwrap(),
+            personal: Vec::new(),
         },
         training: TrainingSpec {
             lr: 0.1,
@@ -76,6 +78,8 @@ pub(crate) fn spec(min_vehicles: u32) -> JobSpec {
             max_norm_ratio: 0.0,
             latency_budget: Duration::from_millis(500),
         },
+        aggregation: AggregationSpec::default(),
+        codec: CodecSpec::default(),
     }
 }
 

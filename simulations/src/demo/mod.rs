@@ -13,6 +13,7 @@ use edge_client::backbone::Backbone;
 use edge_client::features::{Extraction, FeatureSet, extract_dataset};
 use edge_client::pictures::{InputSize, PictureSource};
 use fleet::{Fleet, FleetPlan};
+pub(crate) use pictures::{HELD_BACK, class_names};
 use progress::Progress;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -281,7 +282,8 @@ impl Prepared {
     }
 }
 
-fn extract(
+/// Features of a folder with one sub-folder a class, on all CPUs.
+pub(crate) fn extract(
     backbone: &Backbone,
     folder: &Path,
     classes: &[String],
@@ -338,6 +340,7 @@ fn job_text(
          [training]\nlr = {:?}\nmomentum = 0.0\nweight_decay = 0.0\nbatch_size = {}\nlocal_epochs = {epochs}\nclass_weights = \"inverse_root\"\nseed = {}\n\n\
          [strategy]\nfraction_train = 1.0\nmin_vehicles = {}\nround_timeout_ms = 20000\n\
          latency_budget_ms = {LATENCY_BUDGET_MS}\n\n\
+         [codec]\nlowest = \"fp16\"\n\n\
          [merge]\nserver_optimizer = \"momentum\"\nserver_lr = 4.0\nserver_momentum = 0.9\nmin_roadsides = {}\n\n\
          [schedule]\nperiod_ms = 60000\nmerge_when_complete = true\nmerges = {}\n\n\
          [evaluation]\nfeatures = \"held-back.safetensors\"\nmax_regression = 0.05\n",

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Share of the training pictures that the cloud holds back, to standardise features and to judge versions.
-const HELD_BACK: f64 = 0.1;
+pub(crate) const HELD_BACK: f64 = 0.1;
 
 /// Where the demo's pictures lie after the split.
 #[derive(Debug)]
@@ -82,7 +82,8 @@ pub(super) fn prepare(
     })
 }
 
-fn class_names(folder: &Path) -> anyhow::Result<Vec<String>> {
+/// Names of the class folders, in the order of their labels.
+pub(crate) fn class_names(folder: &Path) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries(folder)? {
         if entry.is_dir() {

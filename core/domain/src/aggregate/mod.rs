@@ -68,13 +68,19 @@ impl Combined {
         let mut largest = 0.0_f64;
         let mut values = delta;
         for value in &mut values {
-            *value = (*value * QUANTA_PER_UNIT).round_ties_even() / QUANTA_PER_UNIT;
+            *value = round(*value * QUANTA_PER_UNIT) / QUANTA_PER_UNIT;
             largest = largest.max(value.abs());
             *value *= num_examples as f64;
         }
         let bound = largest * num_examples as f64;
         WeightedSum::from_parts(updates.exponents().to_vec(), values, num_examples, bound)
     }
+}
+
+/// To the nearest whole number, ties to even, for magnitudes below 2^51: the sum has no bits for the rest.
+fn round(value: f64) -> f64 {
+    const WHOLE_ONLY: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
+    (value + WHOLE_ONLY) - WHOLE_ONLY
 }
 
 /// Runs a rule over the updates of a round.

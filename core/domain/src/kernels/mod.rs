@@ -1,6 +1,6 @@
 //! Inner loops over the values of many updates. This folder is the only place of the crate with `unsafe`.
 //!
-//! [`portable`] is what is right, in safe code. Two kinds of faster form exist, and both give the same bits: the loops of
+//! `portable` is what is right, in safe code. Two kinds of faster form exist, and both give the same bits: the loops of
 //! `portable` compiled once more for a CPU's wider registers (the compiler neither reorders nor fuses their operations),
 //! and, for the one loop where it pays, [`add_weighted`], the same written with intrinsics in `x86`. On aarch64 the
 //! portable loops are NEON code already, since every such CPU has it.

@@ -19,6 +19,7 @@ fn terms(members: u8, target: usize, quorum: usize) -> RoundTerms<u8> {
             max_examples: 1000,
             max_norm: 10.0,
         },
+        max_staleness: None,
     }
 }
 

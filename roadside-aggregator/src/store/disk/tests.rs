@@ -3,9 +3,10 @@ use crate::fleet::Vehicle;
 use crate::region::{Ledger, Published};
 use crate::store::Memory;
 use std::time::Duration;
+use wayside_domain::encoding::CodecSpec;
 use wayside_domain::head::Standardisation;
 use wayside_domain::ids::ModelVersion;
-use wayside_domain::job::{Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
+use wayside_domain::job::{AggregationSpec, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec};
 use wayside_domain::round::{Accepted, Guard, RoundTerms};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::{RejectReason, Verdict};
@@ -29,6 +30,7 @@ fn ledger() -> Ledger {
             input_width: 32,
             classes: vec!["a".into(), "b".into()],
             standardisation: Standardisation::new(vec![0.1, 0.2], vec![1.0, 0.3]).unwrap(),
+            personal: Vec::new(),
         },
         training: TrainingSpec {
             lr: 0.1,
@@ -53,6 +55,8 @@ fn ledger() -> Ledger {
             max_norm_ratio: 0.0,
             latency_budget: Duration::from_millis(500),
         },
+        aggregation: AggregationSpec::default(),
+        codec: CodecSpec::default(),
     };
     Ledger {
         plan: JobPlan {
@@ -86,6 +90,7 @@ fn ledger() -> Ledger {
                 max_examples: 1000,
                 max_norm: 0.1 + 0.2,
             },
+            max_staleness: Some(3),
         }),
         summaries: vec![RoundSummary {
             round: RoundId(6),
@@ -122,6 +127,8 @@ fn line(from: &str, verdict: Verdict) -> Contribution {
             receipts: 3,
             receipts_within_budget: 2,
             last_latency: Duration::from_millis(77),
+            encoding: None,
+            goodput_bytes_per_s: 0,
         },
     }
 }
@@ -134,7 +141,7 @@ fn update(from: &str) -> StoredUpdate {
             update_id: UpdateId([7; 16]),
             num_examples: 10,
         },
-        frame: vec![5; 3000],
+        staleness: 2,
     }
 }
 
@@ -166,7 +173,7 @@ fn commits() -> Vec<Vec<Write>> {
             Write::Model(Digest([1; 32]), vec![1; 100]),
         ],
         vec![
-            Write::Update(job(), update("v1")),
+            Write::Update(job(), update("v1"), vec![5; 3000]),
             Write::Receipt(job(), key(1), RoundId(7), Verdict::Accepted),
             Write::Line(job(), 0, line("v1", Verdict::Accepted)),
         ],
@@ -186,10 +193,11 @@ fn commits() -> Vec<Vec<Write>> {
         vec![
             Write::Line(job(), 2, line("v3", Verdict::Stale)),
             Write::Partial(job(), pending()),
+            Write::Residual(job(), vec![0.5, -0.25]),
         ],
         vec![
             Write::Line(job(), 3, line("v1", Verdict::Stale)),
-            Write::Update(job(), update("v2")),
+            Write::Update(job(), update("v2"), vec![6; 3000]),
             Write::DropUpdates(job()),
             Write::DropLines(job()),
             Write::ForgetReceipts(job(), vec![key(1)]),
@@ -200,7 +208,7 @@ fn commits() -> Vec<Vec<Write>> {
         ],
         vec![
             Write::ForgetVehicle(vehicle("v1")),
-            Write::Update(job(), update("v2")),
+            Write::Update(job(), update("v2"), vec![6; 3000]),
         ],
     ]
 }
@@ -218,6 +226,18 @@ fn disk_and_memory_agree_after_every_commit() {
         let mut disk = Disk::open(folder.path()).unwrap();
         assert_eq!(disk.load().unwrap(), memory.load().unwrap());
         assert_eq!(disk.model(Digest([1; 32])), memory.model(Digest([1; 32])));
+        for update in [update("v1"), update("v2")] {
+            let key = update.key();
+            let frame = disk.frame(&job(), key);
+            assert_eq!(frame, memory.frame(&job(), key));
+            for range in [0..0, 7..90, 2990..3000, 2990..3001] {
+                let (mut one, mut other) = (Vec::new(), Vec::new());
+                let read = disk.read_frame(&job(), key, range.clone(), &mut one);
+                let also = memory.read_frame(&job(), key, range.clone(), &mut other);
+                assert_eq!(read.is_ok(), also.is_ok(), "{range:?}");
+                assert!(read.is_err() || one == other);
+            }
+        }
     }
     assert_eq!(list(&folder.path().join("updates")).unwrap().len(), 1);
     assert!(list(&folder.path().join("partials")).unwrap().is_empty());
@@ -246,7 +266,10 @@ fn damaged_files_are_left_out_and_harm_nothing_else() {
     let mut disk = Disk::open(folder.path()).unwrap();
     let stored = disk.load().unwrap();
     let kept = &stored.jobs[&job()];
-    assert!(kept.updates.is_empty() && kept.pending.is_none() && kept.ledger.is_some());
+    assert!(kept.pending.is_none() && kept.ledger.is_some());
+    // Its record says that it was accepted; that its frame is gone shows when it is read.
+    assert_eq!(kept.updates.len(), 1);
+    assert_eq!(disk.frame(&job(), kept.updates[0].key()), None);
     assert_eq!((kept.lines.len(), kept.receipts.len()), (3, 2));
     assert_eq!(disk.model(Digest([1; 32])), None);
 }
