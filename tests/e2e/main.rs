@@ -4,3 +4,4 @@ mod arrows;
 mod crash;
 mod demo;
 mod hostile;
+mod settings;
