@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Proves on aarch64 what must be the same everywhere: builds the extractor's tests for it and runs them under emulation.
+# Proves on aarch64 what must be the same everywhere: builds the tests of extractor
+# and rules for it and runs them under emulation.
 #
-#   scripts/arm.sh [test]       test the int8 engine (NEON, with and without the dot product)
+#   scripts/arm.sh [test]       test the int8 engine (NEON, with and without the dot product), sums and rules
 #   scripts/arm.sh ready        say, by the exit status, whether compiler and emulator are there
 #   scripts/arm.sh client       build the whole vehicle program, into target/cross/aarch64-unknown-linux-gnu/dist
 #
@@ -64,6 +65,8 @@ client)
     ;;
 test)
     cargo test --release -p wayside-extractor --tests "${common[@]}"
+    # There is one form of these kernels on aarch64, so what compares several is left out.
+    cargo test --release -p wayside-domain --lib --test rules "${common[@]}" -- --skip threads_and_cpu
     ;;
 *)
     echo "usage: scripts/arm.sh [ready|test|client]" >&2

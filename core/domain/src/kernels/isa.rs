@@ -25,9 +25,10 @@ impl Isa {
 
     /// All that this CPU has, the fastest last.
     pub fn available() -> Vec<Self> {
-        let mut all = vec![Self::Portable];
+        let all = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
-        {
+        let all = {
+            let mut all = all;
             let has_avx2 = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c");
@@ -41,7 +42,8 @@ impl Isa {
             if has_avx2 && has_avx512 {
                 all.push(Self::Avx512);
             }
-        }
+            all
+        };
         all
     }
 
