@@ -35,6 +35,7 @@ use crate::heartbeat::{self, Status};
 use crate::inbox::{self, Incoming};
 use crate::link::{self, INBOX, LinkEvent, LinkHandle, LinkOptions};
 use crate::machine::{Effect, Encoded, Leaves, Order, Phase, Vehicle, WorkDone};
+use crate::round;
 use crate::spool::Spool;
 use crate::work::{self, Finished, Task, Working, Workshop};
 pub(crate) use opening::check_pictures;
@@ -148,7 +149,7 @@ impl Driver {
         let (stop_end, stop) = watch::channel(false);
         let generation = opened.generation;
         let seed =
-            |purpose| work::derive(&format!("{purpose}/{}/{}", settings.vehicle, generation.0));
+            |purpose| round::derive(&format!("{purpose}/{}/{}", settings.vehicle, generation.0));
         let driver = Self {
             settings: Arc::clone(settings),
             generation,
@@ -334,7 +335,8 @@ impl Driver {
                 self.traffic
                     .received(message.topic.len() + message.payload.len());
                 let (roadside, vehicle) = (&self.settings.roadside, &self.settings.vehicle);
-                match inbox::read(&message, roadside, vehicle) {
+                let here = (roadside, vehicle);
+                match inbox::read(&message.topic, &message.payload, message.retain, here) {
                     Ok(incoming) => self.on_incoming(incoming).await,
                     Err(error) => {
                         self.refused += 1;

@@ -1,6 +1,5 @@
 //! From MQTT messages to what they say, checked: topic and body agree, and both are meant for this vehicle.
 
-use rumqttc::Publish;
 use wayside_domain::ids::{Digest, JobId, RoadsideId, VehicleId};
 use wayside_domain::job::JobSpec;
 use wayside_proto::codec;
@@ -11,42 +10,63 @@ use crate::machine::Announced;
 
 /// A message from the roadside unit.
 #[derive(Debug)]
-pub(crate) enum Incoming {
+pub enum Incoming {
     /// "Register."
     Register,
     /// "I know you."
     Registered,
     /// A job's state.
     Announcement {
+        /// Which job's.
         job: JobId,
+        /// Its state.
         announced: Announced,
         /// Sent now, not kept by the broker.
         live: bool,
     },
     /// What a job asks.
     JobSpec {
+        /// Digest of what it was read from.
         digest: Digest,
+        /// What it asks.
         spec: Box<JobSpec>,
+        /// What it was read from.
         encoded: Vec<u8>,
     },
     /// A chunk of a model.
     ModelPart {
+        /// Which job's.
         job: JobId,
+        /// Which model.
         key: ModelKey,
+        /// Its place in the whole.
         chunk: u32,
+        /// Its bytes.
         data: Vec<u8>,
     },
     /// An answer to an update.
-    Receipt { job: JobId, receipt: Receipt },
+    Receipt {
+        /// Which job's.
+        job: JobId,
+        /// The answer.
+        receipt: Receipt,
+    },
     /// Missing chunks of an update.
-    Need { job: JobId, need: Need },
+    Need {
+        /// Which job's.
+        job: JobId,
+        /// Which chunks.
+        need: Need,
+    },
 }
 
 /// Why a message is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InboxError {
+pub enum InboxError {
+    /// No topic of ours.
     #[error(transparent)]
     Topic(#[from] TopicError),
+    /// A body that cannot be read.
     #[error(transparent)]
     Body(#[from] ConvertError),
     /// Not meant for this vehicle, or no topic that a vehicle reads.
@@ -54,20 +74,35 @@ pub(crate) enum InboxError {
     NotOurs,
 }
 
-/// Reads a message.
-pub(crate) fn read(
-    message: &Publish,
-    roadside: &RoadsideId,
-    vehicle: &VehicleId,
+/// Reads a message to `vehicle` at `roadside`; `retained` tells one that the broker kept from one that was sent now.
+///
+/// # Errors
+/// [`InboxError`] if it makes no sense or is meant for others.
+pub fn read(
+    topic: &str,
+    payload: &[u8],
+    retained: bool,
+    here: (&RoadsideId, &VehicleId),
 ) -> Result<Incoming, InboxError> {
-    let topic = Topic::parse(&message.topic)?;
-    let payload: &[u8] = &message.payload;
+    read_from(&Topic::parse(topic)?, payload, retained, here)
+}
+
+/// [`read`] with the topic read already.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_from(
+    topic: &Topic,
+    payload: &[u8],
+    retained: bool,
+    (roadside, vehicle): (&RoadsideId, &VehicleId),
+) -> Result<Incoming, InboxError> {
     let ours = |unit: &RoadsideId, to: &VehicleId| {
         let fits = unit == roadside && to == vehicle;
         fits.then_some(()).ok_or(InboxError::NotOurs)
     };
     let here = |unit: &RoadsideId| ours(unit, vehicle);
-    match &topic {
+    match topic {
         Topic::Control {
             roadside: unit,
             vehicle: to,
@@ -84,11 +119,11 @@ pub(crate) fn read(
         } => {
             here(unit)?;
             let announcement = Announcement::decode(payload)?;
-            announcement.check_topic(&topic)?;
+            announcement.check_topic(topic)?;
             Ok(Incoming::Announcement {
                 job: job.clone(),
                 announced: announced(announcement, vehicle),
-                live: !message.retain,
+                live: !retained,
             })
         }
         Topic::Job {

@@ -7,6 +7,7 @@
 //! - [`machine`]: what to fetch, when to train, what to send, what to forget.
 //! - [`pictures`], [`backbone`], [`features`]: from a folder of pictures to what a head is trained on.
 //! - [`quantize`]: from pretrained weights to the int8 network that vehicles run.
+//! - [`round`]: from a model and examples to an encoded update. [`inbox`]: from messages to what they say.
 //! - [`store`], [`spool`]: what survives a crash, as small records and as files.
 //! - [`event`]: what a watching program is told while a vehicle runs.
 //! - [`cli`]: the commands.
@@ -21,11 +22,12 @@ mod error;
 pub mod event;
 pub mod features;
 mod heartbeat;
-mod inbox;
+pub mod inbox;
 mod link;
 pub mod machine;
 pub mod pictures;
 pub mod quantize;
+pub mod round;
 pub mod spool;
 pub mod store;
 mod survey;

@@ -10,26 +10,30 @@
 //! feedback/{job}.personal    tensors of the head that stay here
 //! features/                  features of the pictures, rebuildable
 //! ```
-//! Order: a payload is durable before the record that names it, and the record goes before the payload does; a payload
-//! without a record is swept away at the next start, a record without its payload is given up and its round is trained
-//! again. Disk use is bounded: the outbox by the machine, models and specifications by what the jobs need.
+//! Order: a payload is durable before the record that names it, and the record goes before the payload does. At the next
+//! start a payload without a record is swept away; a record without its payload is of an update that had its receipt, and
+//! is forgotten; a damaged payload is given up and its round is trained again. Disk use is bounded: the outbox by the
+//! machine, models and specifications by what the jobs need.
 //!
 //! Everything here blocks; the driver calls it off the async threads.
 
+mod shelf;
+
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tracing::warn;
 use wayside_domain::ids::{Digest, Generation, JobId, RoadsideId, RoundId, UpdateId, VehicleId};
 use wayside_domain::outbox::OutboxEntry;
 use wayside_domain::time::Timestamp;
-use wayside_host::files::{self, Seal, SealedError};
+use wayside_host::files::{FileError, Seal, SealedError};
 use wayside_proto::codec;
 use wayside_proto::convert::{Update, UpdateMetrics, Wire};
 
 use crate::machine::{Encoded, MAX_JOBS, Order, Restored};
 use crate::store::{SledStore, Store, StoreError};
+use shelf::Shelf;
 
 const UPDATE: Seal = Seal {
     magic: *b"wsupdat\0",
@@ -51,58 +55,56 @@ const PERSONAL: Seal = Seal {
     magic: *b"wsperson",
     version: 1,
 };
-/// Largest payload that is read back, in bytes.
-const MAX_PAYLOAD: u64 = 256 << 20;
-
 /// Folder of the feature cache.
 const FEATURES: &str = "features";
 
-/// Where payloads lie. Cheap to clone: it holds no record, only paths.
+/// Where payloads lie. Cheap to clone: it holds no record.
 #[derive(Clone, Debug)]
-pub struct Payloads {
-    folder: PathBuf,
+pub struct Payloads(Shelf);
+
+/// Names on the shelf.
+mod name {
+    use wayside_domain::ids::{Digest, JobId, UpdateId};
+
+    pub(super) fn update(id: UpdateId) -> String {
+        format!("outbox/{}.update", id.to_hex())
+    }
+
+    pub(super) fn model(digest: Digest) -> String {
+        format!("models/{}.model", digest.to_hex())
+    }
+
+    pub(super) fn job(digest: Digest) -> String {
+        format!("jobs/{}.job", digest.to_hex())
+    }
+
+    pub(super) fn waiting(id: UpdateId) -> String {
+        format!("feedback/{}.wait", id.to_hex())
+    }
+
+    pub(super) fn residual(job: &JobId) -> String {
+        format!("feedback/{job}.residual")
+    }
+
+    pub(super) fn personal(job: &JobId) -> String {
+        format!("feedback/{job}.personal")
+    }
 }
 
 impl Payloads {
-    fn update(&self, id: UpdateId) -> PathBuf {
-        self.folder
-            .join("outbox")
-            .join(format!("{}.update", id.to_hex()))
-    }
-
-    fn model(&self, digest: Digest) -> PathBuf {
-        self.folder
-            .join("models")
-            .join(format!("{}.model", digest.to_hex()))
-    }
-
-    fn job(&self, digest: Digest) -> PathBuf {
-        self.folder
-            .join("jobs")
-            .join(format!("{}.job", digest.to_hex()))
-    }
-
-    fn feedback(&self, name: &str) -> PathBuf {
-        self.folder.join("feedback").join(name)
-    }
-
-    fn waiting(&self, id: UpdateId) -> PathBuf {
-        self.feedback(&format!("{}.wait", id.to_hex()))
-    }
-
     /// What the encodings of a job's counted updates took: added to the next delta. Empty where there is nothing.
     pub fn residual(&self, job: &JobId) -> Vec<f32> {
-        read_values(&self.feedback(&format!("{job}.residual")), RESIDUAL)
+        self.values(&name::residual(job), RESIDUAL)
     }
 
     /// A job's personal tensors as they were trained last; empty before that.
     pub fn personal(&self, job: &JobId) -> Vec<f32> {
-        read_values(&self.feedback(&format!("{job}.personal")), PERSONAL)
+        self.values(&name::personal(job), PERSONAL)
     }
 
-    /// Folder of the feature cache.
-    pub fn features(&self) -> PathBuf {
-        self.folder.join(FEATURES)
+    /// Folder of the feature cache; none in memory.
+    pub fn features(&self) -> Option<PathBuf> {
+        self.0.folder().map(|folder| folder.join(FEATURES))
     }
 
     /// An encoded update.
@@ -110,7 +112,7 @@ impl Payloads {
     /// # Errors
     /// If it is not there or damaged.
     pub fn read_update(&self, id: UpdateId) -> Result<Vec<u8>, SealedError> {
-        files::read_sealed(&self.update(id), UPDATE, MAX_PAYLOAD)
+        self.0.get(&name::update(id), UPDATE)
     }
 
     /// A model's frame. A damaged file is moved aside.
@@ -118,7 +120,7 @@ impl Payloads {
     /// # Errors
     /// If it is not there or damaged: fetch it again.
     pub fn read_model(&self, digest: Digest) -> Result<Vec<u8>, SealedError> {
-        read_or_move_aside(&self.model(digest), MODEL)
+        self.0.get_or_move_aside(&name::model(digest), MODEL)
     }
 
     /// Makes a model durable if its bytes have the digest; says whether they had.
@@ -128,16 +130,49 @@ impl Payloads {
     pub fn write_model(&self, digest: Digest, bytes: &[u8]) -> Result<bool, StoreError> {
         let good = codec::digest(bytes) == digest;
         if good {
-            files::write_sealed(&self.model(digest), MODEL, bytes)?;
+            self.0.put(&name::model(digest), MODEL, bytes)?;
         }
         Ok(good)
+    }
+
+    /// Makes a model durable whose bytes are known to have the digest; vehicles in memory share them.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn share_model(&self, digest: Digest, bytes: Arc<[u8]>) -> Result<(), StoreError> {
+        Ok(self.0.put(&name::model(digest), MODEL, bytes)?)
     }
 
     /// Deletes models.
     pub fn drop_models(&self, digests: &[Digest]) {
         for digest in digests {
-            remove(&self.model(*digest));
+            self.0.remove(&name::model(*digest));
         }
+    }
+
+    /// Values of a payload; none where it is not there, damaged, or holds what is no number.
+    fn values(&self, name: &str, seal: Seal) -> Vec<f32> {
+        let bytes = match self.0.get(name, seal) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                if self.0.has(name) {
+                    warn!(%error, "feedback cannot be read and begins anew");
+                }
+                return Vec::new();
+            }
+        };
+        let (values, _) = bytes.as_chunks::<4>();
+        let values: Vec<f32> = values.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        if values.iter().all(|value| value.is_finite()) {
+            values
+        } else {
+            Vec::new()
+        }
+    }
+
+    fn put_values(&self, name: &str, seal: Seal, values: &[f32]) -> Result<(), FileError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.0.put(name, seal, bytes)
     }
 }
 
@@ -184,81 +219,99 @@ impl Spool {
     /// As [`Self::open`].
     pub fn with_store(
         folder: &Path,
+        store: Box<dyn Store>,
+        roadside: &RoadsideId,
+        now: Timestamp,
+    ) -> Result<(Self, Opened), StoreError> {
+        Self::on_shelf(Shelf::open(folder)?, store, roadside, now)
+    }
+
+    /// A spool without a disk. `payloads` of an earlier start of the vehicle, if there was one, are found again.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn in_memory(
+        payloads: Option<Payloads>,
+        store: Box<dyn Store>,
+        roadside: &RoadsideId,
+        now: Timestamp,
+    ) -> Result<(Self, Opened), StoreError> {
+        let shelf = payloads.map_or_else(Shelf::in_memory, |payloads| payloads.0);
+        Self::on_shelf(shelf, store, roadside, now)
+    }
+
+    fn on_shelf(
+        shelf: Shelf,
         mut store: Box<dyn Store>,
         roadside: &RoadsideId,
         now: Timestamp,
     ) -> Result<(Self, Opened), StoreError> {
-        for name in ["outbox", "models", "jobs", "feedback"] {
-            let folder = folder.join(name);
-            fs::create_dir_all(&folder).map_err(|source| files::FileError::Io {
-                path: folder.clone(),
-                source,
-            })?;
-            files::remove_leftovers(&folder)?;
-        }
-        let payloads = Payloads {
-            folder: folder.to_owned(),
-        };
         let mut records = store.load()?;
         let generation = Generation(now.0.max(records.generation.next().0));
         store.begin(generation)?;
 
-        let (good, lost): (Vec<_>, Vec<_>) = (records.outbox.drain(..)).partition(|entry| {
-            read_or_move_aside(&payloads.update(entry.update_id), UPDATE).is_ok()
-        });
-        for entry in lost {
-            warn!(update_id = %entry.update_id, round = %entry.round, "stored update is lost, its round may be trained again");
-            store.forget_update(entry.update_id)?;
+        let mut good = Vec::new();
+        for entry in records.outbox.drain(..) {
+            let update_id = entry.update_id;
+            let found = shelf.get_or_move_aside(&name::update(update_id), UPDATE);
+            let Err(error) = found else {
+                good.push(entry);
+                continue;
+            };
+            store.forget_update(update_id)?;
+            // A payload is durable before its record, so one that is missing was deleted: the update had its receipt,
+            // and only that its record went was not durable yet. Its round is done.
+            if is_missing(&error) {
+                tracing::debug!(%update_id, round = %entry.round, "update was forgotten before the last start");
+                continue;
+            }
+            warn!(%update_id, round = %entry.round, "stored update is lost, its round may be trained again");
             let place = (entry.roadside.clone(), entry.job.clone());
             if records.done.get(&place) == Some(&entry.round) {
                 store.reopen_round(&entry.roadside, &entry.job)?;
                 records.done.remove(&place);
             }
         }
-        let waiting: BTreeSet<PathBuf> = good
-            .iter()
-            .map(|entry| payloads.update(entry.update_id))
-            .collect();
-        sweep(&folder.join("outbox"), "update", |path| {
-            waiting.contains(path)
-        });
-        let waiting: BTreeSet<PathBuf> = (good.iter())
-            .map(|entry| payloads.waiting(entry.update_id))
-            .collect();
-        sweep(&folder.join("feedback"), "wait", |path| {
-            waiting.contains(path)
-        });
+        let named = |name: fn(UpdateId) -> String| -> BTreeSet<String> {
+            good.iter().map(|entry| name(entry.update_id)).collect()
+        };
+        let (updates, waiting) = (named(name::update), named(name::waiting));
+        shelf.sweep("outbox", "update", |name| updates.contains(name));
+        shelf.sweep("feedback", "wait", |name| waiting.contains(name));
 
         let mut jobs = Vec::new();
         let mut specs = Vec::new();
         for ((unit, job), digest) in records.jobs {
-            let path = payloads.job(digest);
-            match files::read_sealed(&path, JOB, MAX_PAYLOAD) {
+            match shelf.get(&name::job(digest), JOB) {
                 Ok(bytes) if unit == *roadside => specs.push((digest, bytes)),
                 Ok(_) => {}
                 Err(_) => continue, // it comes again with the next announcement
             }
             jobs.push((unit, job, digest));
         }
-        let named: BTreeSet<PathBuf> = jobs
-            .iter()
-            .map(|(_, _, digest)| payloads.job(*digest))
+        let named: BTreeSet<String> = (jobs.iter())
+            .map(|(_, _, digest)| name::job(*digest))
             .collect();
-        sweep(&folder.join("jobs"), "job", |path| named.contains(path));
+        shelf.sweep("jobs", "job", |name| named.contains(name));
 
         let done = (records.done.into_iter())
             .filter(|((unit, _), _)| unit == roadside)
             .map(|((_, job), round)| (job, round))
             .collect();
+        let models = shelf.names("models", "model");
+        let models = models.iter().filter_map(|name| {
+            let stem = Path::new(name).file_stem()?.to_str()?;
+            Digest::from_hex(stem)
+        });
         let restored = Restored {
             outbox: good,
             done,
-            models: digests(&folder.join("models"), "model"),
+            models: models.collect(),
             num_examples: 0,
         };
         let spool = Self {
             store,
-            payloads,
+            payloads: Payloads(shelf),
             seals: records.seals,
             jobs,
         };
@@ -301,14 +354,14 @@ impl Spool {
             metrics,
         };
         let bytes = update.encode();
+        let payloads = &self.payloads;
         if let Some(residual) = &encoded.residual {
-            write_values(&self.payloads.waiting(update_id), RESIDUAL, residual)?;
+            payloads.put_values(&name::waiting(update_id), RESIDUAL, residual)?;
         }
         if !encoded.personal.is_empty() {
-            let path = self.payloads.feedback(&format!("{}.personal", order.job));
-            write_values(&path, PERSONAL, &encoded.personal)?;
+            payloads.put_values(&name::personal(&order.job), PERSONAL, &encoded.personal)?;
         }
-        files::write_sealed(&self.payloads.update(update_id), UPDATE, &bytes)?;
+        (payloads.0).put(&name::update(update_id), UPDATE, &bytes[..])?;
         let entry = OutboxEntry {
             update_id,
             job: order.job.clone(),
@@ -329,18 +382,14 @@ impl Spool {
     /// If the disk refuses.
     pub fn forget_update(&mut self, entry: &OutboxEntry, counts: bool) -> Result<(), StoreError> {
         let update_id = entry.update_id;
-        let waiting = self.payloads.waiting(update_id);
-        if counts && waiting.exists() {
-            let kept = (self.payloads).feedback(&format!("{}.residual", entry.job));
-            fs::rename(&waiting, &kept).map_err(|source| files::FileError::Io {
-                path: kept.clone(),
-                source,
-            })?;
+        let (kept, waiting) = (&self.payloads.0, name::waiting(update_id));
+        if counts && kept.has(&waiting) {
+            kept.rename(&waiting, &name::residual(&entry.job))?;
         } else {
-            remove(&waiting);
+            kept.remove(&waiting);
         }
         self.store.forget_update(update_id)?;
-        remove(&self.payloads.update(update_id));
+        kept.remove(&name::update(update_id));
         Ok(())
     }
 
@@ -363,7 +412,7 @@ impl Spool {
         {
             return Ok(());
         }
-        files::write_sealed(&self.payloads.job(digest), JOB, bytes)?;
+        (self.payloads.0).put(&name::job(digest), JOB, bytes)?;
         self.store.remember_job(roadside, job, Some(digest))?;
         let mut gone: Vec<_> = self.jobs.extract_if(.., |known| same(known)).collect();
         while self.jobs.len() >= MAX_JOBS {
@@ -374,11 +423,15 @@ impl Spool {
         self.jobs.push((roadside.clone(), job.clone(), digest));
         for (_, _, old) in gone {
             if self.jobs.iter().all(|(_, _, kept)| *kept != old) {
-                remove(&self.payloads.job(old));
+                self.payloads.0.remove(&name::job(old));
             }
         }
         Ok(())
     }
+}
+
+fn is_missing(error: &SealedError) -> bool {
+    matches!(error, SealedError::File(file) if file.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// The same for the same seal, other for every other: the counter is durable with the update, and where the counter was
@@ -396,75 +449,6 @@ fn update_id(
     let mut id = [0; 16];
     id.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..16]);
     UpdateId(id)
-}
-
-/// Values of a sealed file; none where it is not there, damaged, or holds what is no number.
-fn read_values(path: &Path, seal: Seal) -> Vec<f32> {
-    let bytes = match files::read_sealed(path, seal, MAX_PAYLOAD) {
-        Ok(bytes) => bytes,
-        Err(error) => {
-            if path.exists() {
-                warn!(%error, "feedback cannot be read and begins anew");
-            }
-            return Vec::new();
-        }
-    };
-    let (values, _) = bytes.as_chunks::<4>();
-    let values: Vec<f32> = values.iter().map(|b| f32::from_le_bytes(*b)).collect();
-    if values.iter().all(|value| value.is_finite()) {
-        values
-    } else {
-        Vec::new()
-    }
-}
-
-fn write_values(path: &Path, seal: Seal, values: &[f32]) -> Result<(), files::FileError> {
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    files::write_sealed(path, seal, &bytes)
-}
-
-fn read_or_move_aside(path: &Path, seal: Seal) -> Result<Vec<u8>, SealedError> {
-    let result = files::read_sealed(path, seal, MAX_PAYLOAD);
-    if let Err(error @ SealedError::Damaged { .. }) = &result {
-        match files::move_aside(path) {
-            Ok(aside) => warn!(%error, moved_to = %aside.display(), "damaged file moved aside"),
-            Err(failure) => warn!(%error, %failure, "damaged file stays where it is"),
-        }
-    }
-    result
-}
-
-/// Deletes a file; one that stays is swept away at a later start.
-fn remove(path: &Path) {
-    if let Err(error) = fs::remove_file(path)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        warn!(path = %path.display(), %error, "file cannot be deleted");
-    }
-}
-
-/// Deletes files with this extension that nobody keeps.
-fn sweep(folder: &Path, extension: &str, keep: impl Fn(&Path) -> bool) {
-    for path in files_of(folder, extension) {
-        if !keep(&path) {
-            remove(&path);
-        }
-    }
-}
-
-fn files_of(folder: &Path, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|end| end == extension))
-        .collect()
-}
-
-/// The digests that name the files of a folder.
-fn digests(folder: &Path, extension: &str) -> BTreeSet<Digest> {
-    (files_of(folder, extension).iter())
-        .filter_map(|path| Digest::from_hex(path.file_stem()?.to_str()?))
-        .collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use wayside_domain::encoding::UpdateEncoding;
 use wayside_domain::head::LinearHead;
 use wayside_domain::ids::{Digest, JobId, VehicleId};
 use wayside_domain::job::JobSpec;
-use wayside_domain::train::{TrainError, train};
+use wayside_domain::train::TrainError;
 use wayside_host::clock::Clock;
 use wayside_proto::codec;
 
@@ -26,6 +26,7 @@ use crate::event::{Event, Observer};
 use crate::features::{Extraction, FeatureError, FeatureSet, extract_dataset};
 use crate::machine::{Encoded, Order, WorkDone};
 use crate::pictures::{InputSize, PictureSource, SkipCounts, Skipped};
+use crate::round::{self, Ingredients, MakeError};
 use crate::spool::Payloads;
 use crate::survey::survey;
 
@@ -123,16 +124,15 @@ enum RoundError {
     #[error(transparent)]
     Schema(#[from] wayside_domain::schema::SchemaError),
     #[error(transparent)]
-    Train(#[from] TrainError),
-    #[error("delta: {0}")]
-    Encode(#[from] codec::EncodeError),
+    Make(#[from] MakeError),
 }
 
 impl RoundError {
     fn is_cancelled(&self) -> bool {
         matches!(
             self,
-            Self::Features(FeatureError::Cancelled) | Self::Train(TrainError::Cancelled)
+            Self::Features(FeatureError::Cancelled)
+                | Self::Make(MakeError::Train(TrainError::Cancelled))
         )
     }
 }
@@ -156,19 +156,6 @@ pub(crate) fn start(workshop: &Arc<Workshop>, task: Task) -> Working {
         warn!(%error, "no thread for work");
     }
     Working { cancel, done }
-}
-
-/// Shuffling is drawn from (seed of the job, vehicle, round): the same three, the same order.
-pub(crate) fn seed(job_seed: u64, vehicle: &VehicleId, round: u64) -> u64 {
-    derive(&format!("wayside shuffle/{job_seed}/{vehicle}/{round}"))
-}
-
-/// A number that depends on the whole text.
-pub(crate) fn derive(text: &str) -> u64 {
-    let hash = blake3::hash(text.as_bytes());
-    hash.as_bytes()[..8]
-        .iter()
-        .fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 impl Workshop {
@@ -262,7 +249,10 @@ impl Workshop {
         let schema = spec.model.schema()?;
         let model = self.payloads.read_model(order.round.model)?;
         let shared = codec::decode_model(&model, &schema)?;
-        let base = (spec.model).join_head(&shared, &self.payloads.personal(&order.job));
+        let reference = match order.encoding {
+            UpdateEncoding::Fp16Diff => Some(codec::decode_reference(&model, &schema)?),
+            _ => None,
+        };
         let begun = Instant::now();
         let mut features = set.features.clone();
         spec.model.standardisation.apply(features.view_mut());
@@ -270,55 +260,29 @@ impl Workshop {
             features: spec.model.features(),
             classes: spec.model.classes.len(),
         };
-        let trained = train(
-            &head,
-            &base,
-            features.view(),
-            &set.labels,
-            &spec.training,
-            seed(spec.training.seed, &self.vehicle, order.round.round.0),
-            cancel,
-        )?;
-        drop(features);
-        let (mut delta, personal) = spec.model.split_head(&trained.parameters);
-        for (value, base) in delta.iter_mut().zip(&shared) {
-            *value -= base;
-        }
-        let lossy = order.encoding != UpdateEncoding::Fp16;
-        let residual = self.payloads.residual(&order.job);
-        if residual.len() == delta.len() {
-            for (value, left) in delta.iter_mut().zip(residual) {
-                *value += left;
-            }
-        }
-        let reference = match order.encoding {
-            UpdateEncoding::Fp16Diff => Some(codec::decode_reference(&model, &schema)?),
-            _ => None,
+        let ingredients = Ingredients {
+            learner: &head,
+            vehicle: &self.vehicle,
+            schema: &schema,
+            model: &shared,
+            reference: reference.as_ref(),
+            features: features.view(),
+            labels: &set.labels,
+            personal: &self.payloads.personal(&order.job),
+            residual: &self.payloads.residual(&order.job),
         };
-        let encoded = codec::encode_update(
-            &schema,
-            order.encoding,
-            spec.codec.topk_fraction,
-            &delta,
-            &order.round.exponents,
-            reference.as_ref(),
-        )?;
-        let residual = lossy.then(|| {
-            let pairs = delta.iter().zip(&encoded.decoded);
-            pairs.map(|(all, sent)| all - sent).collect()
-        });
+        let made = round::make(order, ingredients, cancel)?;
         Ok(Encoded {
             job: order.job.clone(),
             round: order.round.round,
-            // The job bounds what one update may claim; more would be refused.
-            num_examples: trained.num_examples.min(spec.round.max_examples),
-            loss: trained.loss,
+            num_examples: made.num_examples,
+            loss: made.loss,
             train_ms: millis(begun.elapsed()),
             encoded: self.clock.now(),
             encoding: order.encoding,
-            frame: encoded.frame,
-            residual,
-            personal,
+            frame: made.frame,
+            residual: made.residual,
+            personal: made.personal,
         })
     }
 
@@ -367,7 +331,7 @@ impl Workshop {
             source: &self.source,
             classes,
             size,
-            cache_dir: Some(&cache),
+            cache_dir: cache.as_deref(),
             threads: self.threads,
         };
         let progress = |done, total| self.observer.tell(Event::FeatureProgress { done, total });
@@ -456,20 +420,6 @@ fn millis(span: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn seeds_differ_by_each_of_the_three() {
-        let vehicle = |name| VehicleId::new(name).unwrap();
-        let first = seed(1, &vehicle("v1"), 1);
-        assert_eq!(first, seed(1, &vehicle("v1"), 1));
-        for other in [
-            seed(2, &vehicle("v1"), 1),
-            seed(1, &vehicle("v2"), 1),
-            seed(1, &vehicle("v1"), 2),
-        ] {
-            assert_ne!(first, other);
-        }
-    }
 
     #[cfg(target_os = "linux")]
     fn niceness() -> i32 {

@@ -1,18 +1,15 @@
 //! Machine and store together: what arrived is handled as a batch, made durable with one flush, and only then shown.
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 use wayside_domain::time::Timestamp;
-use wayside_host::clock::Clock;
 use wayside_proto::codec;
+use wayside_proto::topics::Topic;
 
 use crate::aggregate::{self, Order};
-use crate::downlink::Outgoing;
-use crate::event::Observer;
+use crate::event::Event;
 use crate::region::Effect;
 use crate::store::{Store, StoreError, Write};
 use crate::unit::{Input, Settings, Unit};
-use crate::uplink::Wanted;
 
 /// A tick may lead to the next one: a close to a contribution, a pause to a close. More than this is a mistake.
 const MOST_TICKS: usize = 8;
@@ -20,18 +17,28 @@ const MOST_TICKS: usize = 8;
 /// Something that arrived, and when.
 pub type Arrived = (Timestamp, Input);
 
+/// The world of an engine: the time, and whom it shows what is durable. Links and a wall clock in a process, a queue of
+/// events in a simulation.
+pub trait Outside {
+    /// The time.
+    fn now(&self) -> Timestamp;
+    /// A message for vehicles.
+    fn publish(&mut self, topic: Topic, payload: Vec<u8>, retain: bool);
+    /// Something that happened.
+    fn tell(&mut self, event: Event);
+    /// The unit after a turn: what it may want of the cloud ([`Unit::wanted_models`], [`Unit::pending`]).
+    fn turned(&mut self, unit: &Unit);
+}
+
 /// Machine and store. Its methods block on the disk.
-pub struct Engine {
+pub struct Engine<O> {
     unit: Unit,
     store: Box<dyn Store>,
-    clock: Clock,
-    outgoing: Outgoing,
-    observer: Observer,
-    wanted: watch::Sender<Wanted>,
+    outside: O,
     threads: usize,
 }
 
-impl std::fmt::Debug for Engine {
+impl<O> std::fmt::Debug for Engine<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("unit", &self.unit)
@@ -39,17 +46,19 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-impl Engine {
+impl<O: Outside> Engine<O> {
     /// Goes on where the store ends. The generation in `settings` is replaced by a newer one than the stored one.
+    /// `threads` run a round's rule.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the state cannot be read or written.
     pub fn start(
         mut settings: Settings,
         mut store: Box<dyn Store>,
-        clock: Clock,
-        outgoing: Outgoing,
-        observer: Observer,
-        wanted: watch::Sender<Wanted>,
+        outside: O,
+        threads: usize,
     ) -> Result<Self, StoreError> {
-        let (now, stored) = (clock.now(), store.load()?);
+        let (now, stored) = (outside.now(), store.load()?);
         settings.site.generation.0 = now.0.max(stored.generation.next().0);
         let (unit, effects) = Unit::new(
             settings,
@@ -61,11 +70,8 @@ impl Engine {
         let mut engine = Self {
             unit,
             store,
-            clock,
-            outgoing,
-            observer,
-            wanted,
-            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            outside,
+            threads,
         };
         engine.store.keep_models(&engine.unit.models());
         engine.apply(effects)?;
@@ -73,7 +79,20 @@ impl Engine {
         Ok(engine)
     }
 
+    /// The machine.
+    pub fn unit(&self) -> &Unit {
+        &self.unit
+    }
+
+    /// Its world.
+    pub fn outside(&mut self) -> &mut O {
+        &mut self.outside
+    }
+
     /// Handles what arrived and what the time asks for; when it returns, everything shown is durable.
+    ///
+    /// # Errors
+    /// [`StoreError`] if something cannot be made durable; the engine is of no use then.
     pub fn turn(&mut self, arrived: Vec<Arrived>) -> Result<(), StoreError> {
         let mut effects = Vec::new();
         for (at, input) in arrived {
@@ -82,27 +101,25 @@ impl Engine {
         self.apply(effects)?;
         for _ in 0..MOST_TICKS {
             self.local_models()?;
-            let effects = self.unit.on_tick(self.clock.now());
+            let effects = self.unit.on_tick(self.outside.now());
             if effects.is_empty() {
                 break;
             }
             self.apply(effects)?;
         }
-        self.update_wanted();
+        self.outside.turned(&self.unit);
         Ok(())
     }
 
     /// When to call [`Engine::turn`] if nothing arrives.
     pub fn next_deadline(&self) -> Timestamp {
-        self.unit.next_deadline(self.clock.now())
-    }
-
-    /// Messages dropped since the start because there was no room.
-    pub fn dropped(&self) -> u64 {
-        self.outgoing.dropped() + self.unit.turned_away()
+        self.unit.next_deadline(self.outside.now())
     }
 
     /// Tells what was not told yet, before the end.
+    ///
+    /// # Errors
+    /// As [`Engine::turn`].
     pub fn finish(&mut self) -> Result<(), StoreError> {
         let effects = self.unit.tell_traffic();
         self.apply(effects)
@@ -111,7 +128,7 @@ impl Engine {
     /// Does what the effects say; answers go out before a rule runs, which may take a while.
     fn apply(&mut self, effects: Vec<Effect>) -> Result<(), StoreError> {
         let mut orders = self.apply_once(effects)?;
-        let answers = self.unit.on_flushed(self.clock.now());
+        let answers = self.unit.on_flushed(self.outside.now());
         orders.extend(self.apply_once(answers)?);
         for order in orders {
             let began = Instant::now();
@@ -120,7 +137,7 @@ impl Engine {
                 job = %order.job, round = %order.round, rule = %order.rule.name, updates = order.members.len(),
                 ms = began.elapsed().as_millis(), "rule has run"
             );
-            let now = self.clock.now();
+            let now = self.outside.now();
             let effects = self
                 .unit
                 .on_aggregated(now, &order.job, order.round, result);
@@ -147,8 +164,8 @@ impl Engine {
                     topic,
                     payload,
                     retain,
-                } => self.outgoing.publish(topic.to_string(), payload, retain),
-                Effect::Tell(event) => self.observer.tell(event),
+                } => self.outside.publish(topic, payload, retain),
+                Effect::Tell(event) => self.outside.tell(event),
                 Effect::Write(_) | Effect::Aggregate(_) => {}
             }
         }
@@ -165,34 +182,10 @@ impl Engine {
             if let Some(frame) = frame.filter(|frame| codec::digest(frame) == digest) {
                 let effects = self
                     .unit
-                    .handle(self.clock.now(), Input::Model { digest, frame });
+                    .handle(self.outside.now(), Input::Model { digest, frame });
                 self.apply(effects)?;
             }
         }
         Ok(())
-    }
-
-    fn update_wanted(&self) {
-        let models = self.unit.wanted_models();
-        let partials = self.unit.pending();
-        let ids: Vec<_> = partials
-            .map(|(job, pending)| (job, pending.partial_id))
-            .collect();
-        self.wanted.send_if_modified(|wanted| {
-            let known = wanted
-                .partials
-                .iter()
-                .map(|(job, pending)| (job, pending.partial_id));
-            if wanted.models == models && known.eq(ids.iter().copied()) {
-                return false;
-            }
-            wanted.models = models;
-            wanted.partials = self
-                .unit
-                .pending()
-                .map(|(j, p)| (j.clone(), p.clone()))
-                .collect();
-            true
-        });
     }
 }

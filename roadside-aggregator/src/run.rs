@@ -7,22 +7,23 @@ use rand_chacha::rand_core::SeedableRng as _;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use wayside_domain::ids::Generation;
+use wayside_domain::time::Timestamp;
 use wayside_host::clock::{Clock, sleep_until};
 use wayside_host::config::ConfigError;
 use wayside_host::exit::{Exit, Failure};
 use wayside_host::shutdown::Shutdown;
 use wayside_host::state_dir::{StateDir, StateDirError};
 use wayside_proto::codec;
-use wayside_proto::topics::roadside_filters;
+use wayside_proto::topics::{Topic, roadside_filters};
 
 use crate::broker::{BrokerError, Embedded};
 use crate::config::Config;
 use crate::downlink::{self, Inbox, Outgoing};
-use crate::engine::{Arrived, Engine};
+use crate::engine::{Arrived, Engine, Outside};
 use crate::event::{Event, Observer};
 use crate::region::Site;
 use crate::store::{Disk, StoreError};
-use crate::unit::{Input, Settings};
+use crate::unit::{Input, Settings, Unit};
 use crate::uplink::{self, Wanted};
 
 /// Name of this tier in state folders and logs.
@@ -108,10 +109,14 @@ pub async fn run(config: Config, shutdown: Shutdown, observer: Observer) -> Resu
         uploads: checked.uploads,
     };
     let parts = state.path().join("models");
-    let start = {
-        let (clock, outgoing, observer) = (clock.clone(), outgoing.clone(), observer.clone());
-        move || Engine::start(settings, Box::new(store), clock, outgoing, observer, wanted)
+    let shell = Shell {
+        clock: clock.clone(),
+        outgoing: outgoing.clone(),
+        observer: observer.clone(),
+        wanted,
     };
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let start = move || Engine::start(settings, Box::new(store), shell, threads);
     let engine = blocking(start).await??;
     let seed = |purpose: &str| {
         let text = format!("{}/{}/{purpose}", checked.roadside, generation.0);
@@ -176,9 +181,55 @@ pub async fn run(config: Config, shutdown: Shutdown, observer: Observer) -> Resu
     result
 }
 
+/// What surrounds the machine in a process: the wall clock and both links.
+#[derive(Debug)]
+struct Shell {
+    clock: Clock,
+    outgoing: Outgoing,
+    observer: Observer,
+    wanted: watch::Sender<Wanted>,
+}
+
+impl Outside for Shell {
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    fn publish(&mut self, topic: Topic, payload: Vec<u8>, retain: bool) {
+        self.outgoing.publish(topic.to_string(), payload, retain);
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.observer.tell(event);
+    }
+
+    fn turned(&mut self, unit: &Unit) {
+        let models = unit.wanted_models();
+        let partials = unit.pending();
+        let ids: Vec<_> = partials
+            .map(|(job, pending)| (job, pending.partial_id))
+            .collect();
+        self.wanted.send_if_modified(|wanted| {
+            let known = wanted
+                .partials
+                .iter()
+                .map(|(job, pending)| (job, pending.partial_id));
+            if wanted.models == models && known.eq(ids.iter().copied()) {
+                return false;
+            }
+            wanted.models = models;
+            wanted.partials = unit
+                .pending()
+                .map(|(j, p)| (j.clone(), p.clone()))
+                .collect();
+            true
+        });
+    }
+}
+
 /// Feeds the machine until shutdown.
 async fn drive(
-    mut engine: Engine,
+    mut engine: Engine<Shell>,
     clock: &Clock,
     inbox: &Inbox,
     mut answered: mpsc::Receiver<Input>,
@@ -201,7 +252,8 @@ async fn drive(
             (message.arrived, Input::Message { topic, payload })
         }));
         engine = blocking(move || engine.turn(arrived).map(|()| engine)).await??;
-        let dropped = inbox.dropped() + engine.dropped();
+        let dropped =
+            inbox.dropped() + engine.outside().outgoing.dropped() + engine.unit().turned_away();
         if dropped > told * 2 {
             told = dropped;
             tracing::warn!(dropped, "messages dropped since the start for want of room");

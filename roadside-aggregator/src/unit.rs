@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use wayside_domain::aggregate::WeightedSum;
-use wayside_domain::ids::{Digest, JobId, Namespace, RoundId, UpdateId, VehicleId};
+use wayside_domain::ids::{Digest, Generation, JobId, Namespace, RoundId, UpdateId, VehicleId};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::Verdict;
 use wayside_domain::upload::{UploadLimits, Uploads};
@@ -56,6 +56,15 @@ pub enum Input {
         topic: String,
         /// What came.
         payload: Vec<u8>,
+    },
+    /// A heartbeat that was read already.
+    Heartbeat {
+        /// Whose.
+        vehicle: VehicleId,
+        /// Which start of it.
+        generation: Generation,
+        /// Pictures at hand.
+        num_examples: u64,
     },
     /// The cloud's plan, whole.
     Plan(Plan),
@@ -152,6 +161,11 @@ impl Unit {
     pub fn handle(&mut self, now: Timestamp, input: Input) -> Vec<Effect> {
         match input {
             Input::Message { topic, payload } => self.on_message(now, &topic, &payload),
+            Input::Heartbeat {
+                vehicle,
+                generation,
+                num_examples,
+            } => self.on_heartbeat(now, vehicle, generation, num_examples),
             Input::Plan(plan) => self.on_plan(now, plan),
             Input::Model { digest, frame } => {
                 let regions = self.regions.values_mut();

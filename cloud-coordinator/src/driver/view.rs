@@ -29,17 +29,7 @@ impl JobView {
         let progress = machine.progress().clone();
         let model = machine.model();
         let state = machine.state();
-        let plan = JobPlan {
-            spec: definition.spec.clone(),
-            merge_round: progress.merge_round,
-            base_version: progress.released,
-            model: model.frame_digest,
-            model_bytes: model.frame_bytes,
-            exponents: progress.exponents.clone(),
-            norm_bound: progress.norm_bound,
-            window_ends: machine.window_ends(),
-            paused: state != JobState::Running,
-        };
+        let plan = machine.plan(&definition.spec);
         Self {
             definition: Arc::clone(definition),
             state,

@@ -21,6 +21,8 @@ pub struct Rules {
     pub schema: Schema,
     /// Digest of that schema.
     pub schema_digest: Digest,
+    /// The first parameters; drawn from the job's seed where there are none.
+    pub initial: Option<Arc<[f32]>>,
     /// How one delta is made of the roadside units' partial aggregates.
     pub merge: MergeRule,
     /// How a mean delta moves the model.

@@ -141,7 +141,7 @@ pub(super) struct Next {
     pub(super) norm_bound: f64,
 }
 
-/// The first version: a head with small weights drawn from the job's seed.
+/// The first version: the parameters that the job gives, else small weights drawn from its seed.
 pub(super) fn first_version(
     rules: &Rules,
     held_back: Option<&HeldBack>,
@@ -151,7 +151,10 @@ pub(super) fn first_version(
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     // Evenly from [-0.01, 0.01) in steps of 2^-23 of it.
     let mut draw = || (f64::from(rng.next_u32() >> 8) / f64::from(1 << 23) - 1.0) * 0.01;
-    let master: Vec<f64> = (0..rules.schema.num_parameters()).map(|_| draw()).collect();
+    let master: Vec<f64> = match &rules.initial {
+        Some(given) => given.iter().copied().map(f64::from).collect(),
+        None => (0..rules.schema.num_parameters()).map(|_| draw()).collect(),
+    };
     let place = Place {
         version: ModelVersion(0),
         merge_round: RoundId(0),

@@ -29,11 +29,13 @@ pub use state::{JobState, Member, Progress, Stored};
 use crate::job::HeldBack;
 use open::OpenRound;
 use wayside_domain::ids::{RoadsideId, RoundId, UpdateId, VehicleId};
+use wayside_domain::job::JobSpec;
 use wayside_domain::merge_window::MergeWindow;
 use wayside_domain::receipts::ReceiptBook;
 use wayside_domain::round::{self, Outcome};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::{RejectReason, Verdict};
+use wayside_proto::convert::JobPlan;
 
 /// Merge rounds whose receipts are kept.
 pub const KEEP_RECEIPTS: u64 = 64;
@@ -128,6 +130,22 @@ impl Federation {
     /// The released model.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// What roadside units are to do now.
+    pub fn plan(&self, spec: &JobSpec) -> JobPlan {
+        let (progress, model) = (&self.progress, &self.model);
+        JobPlan {
+            spec: spec.clone(),
+            merge_round: progress.merge_round,
+            base_version: progress.released,
+            model: model.frame_digest,
+            model_bytes: model.frame_bytes,
+            exponents: progress.exponents.clone(),
+            norm_bound: progress.norm_bound,
+            window_ends: self.window_ends(),
+            paused: self.state() != JobState::Running,
+        }
     }
 
     /// The open round, as it is kept.

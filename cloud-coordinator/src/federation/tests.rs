@@ -31,6 +31,7 @@ fn unit(n: u8) -> RoadsideId {
 fn rules() -> Rules {
     let schema = Schema::linear_head(2, 2).unwrap();
     Rules {
+        initial: None,
         job: JobId::new("job").unwrap(),
         schema_digest: codec::schema_digest(&schema),
         schema,
@@ -60,6 +61,7 @@ fn spec() -> JobSpec {
             input_width: 32,
             classes: vec!["a".into(), "b".into()],
             standardisation: Standardisation::identity(2),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {

@@ -3,6 +3,7 @@
 //! Tensors `features` (F32 `[n, d]`) and `labels` (U8 `[n]`); the metadata may say `backbone` (64 hexadecimal digits),
 //! `classes` (names by comma) and `input_size` (`128x64`).
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use ndarray::Array2;
@@ -10,7 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 use wayside_domain::head::{Evaluation, LinearHead};
 use wayside_domain::ids::{Digest, ModelVersion};
 use wayside_domain::job::{JobSpec, ModelSpec};
-use wayside_domain::train::{TrainError, train};
+use wayside_domain::train::{Learner, TrainError, train};
 
 /// Largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -219,7 +220,7 @@ impl RootSet {
             spec.training.seed ^ version.0,
             &AtomicBool::new(false),
         )?;
-        let (shared, _) = spec.model.split_head(&trained.parameters);
+        let (shared, _) = spec.model.split_head(trained.parameters);
         let pairs = shared.iter().zip(base);
         Ok(pairs
             .map(|(to, from)| f64::from(*to) - f64::from(*from))
@@ -230,21 +231,31 @@ impl RootSet {
 /// The held-back set, standardised as the job says: what a version is judged by before it is released.
 #[derive(Clone, Debug)]
 pub struct HeldBack {
-    head: LinearHead,
+    learner: Arc<dyn Learner>,
     model: ModelSpec,
     values: Array2<f32>,
     labels: Vec<u8>,
 }
 
 impl HeldBack {
-    /// Standardises the features.
-    pub fn new(mut features: Features, model: &ModelSpec) -> Self {
+    /// Standardises the features; the model is a linear head.
+    pub fn new(features: Features, model: &ModelSpec) -> Self {
+        let head = LinearHead {
+            features: features.values.ncols(),
+            classes: model.classes.len(),
+        };
+        Self::with_learner(features, model, Arc::new(head))
+    }
+
+    /// Standardises the features for a network that `learner` evaluates.
+    pub fn with_learner(
+        mut features: Features,
+        model: &ModelSpec,
+        learner: Arc<dyn Learner>,
+    ) -> Self {
         model.standardisation.apply(features.values.view_mut());
         Self {
-            head: LinearHead {
-                features: features.values.ncols(),
-                classes: model.classes.len(),
-            },
+            learner,
             model: model.clone(),
             values: features.values,
             labels: features.labels,
@@ -254,6 +265,7 @@ impl HeldBack {
     /// How a head with these shared parameters does; personal tensors, which only vehicles have, count as 0.
     pub fn evaluate(&self, parameters: &[f32]) -> Evaluation {
         let head = self.model.join_head(parameters, &[]);
-        self.head.evaluate(&head, self.values.view(), &self.labels)
+        self.learner
+            .evaluate(&head, self.values.view(), &self.labels)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use wayside_domain::aggregate::RuleSpec;
+use wayside_domain::network::Network;
 
 /// A whole `job.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -45,6 +46,9 @@ pub struct Model {
     /// Width of an input picture in pixels. Default 64.
     #[serde(default = "input_width")]
     pub input_width: u32,
+    /// `linear-head`; `two-nn` and `lenet` are trained whole and for simulations only. Default `linear-head`.
+    #[serde(default = "network")]
+    pub network: String,
     /// Safetensors file with `features` (F32 `[n, d]`) and `labels` (U8 `[n]`); mean and standard deviation of the
     /// features are taken from it.
     pub calibration: String,
@@ -60,6 +64,10 @@ pub struct Model {
 
 fn input_height() -> u32 {
     128
+}
+
+fn network() -> String {
+    Network::default().label().to_owned()
 }
 
 fn input_width() -> u32 {

@@ -25,6 +25,8 @@ use wayside_domain::ids::{Digest, JobId};
 use wayside_domain::job::{
     AggregationSpec, Buffered, Effort, JobError, JobSpec, ModelSpec, RoundSpec, TrainingSpec,
 };
+use wayside_domain::network::Network;
+use wayside_domain::train::Learner;
 use wayside_host::config::{self, ConfigError};
 use wayside_host::exit::{Exit, Failure};
 use wayside_host::files::{self, FileError};
@@ -203,19 +205,68 @@ fn build(
         Ok::<_, JobFileError>((features, bytes))
     };
     // Classes and sizes are judged before the files are read against them.
-    let mut spec = spec(job, file, Standardisation::identity(1))?;
-    spec.check()?;
+    let head = spec(job.clone(), file, Standardisation::identity(1))?;
+    if head.model.network != Network::LinearHead {
+        let message = format!(
+            "is {}, which no vehicle trains: it is for simulations",
+            head.model.network.label()
+        );
+        return Err(value("model.network", message));
+    }
+    head.check()?;
     let (calibration, calibration_bytes) = open("model.calibration", calibration_path)?;
-    spec.model.standardisation = Standardisation::of(calibration.values.view())?;
+    let (mut evaluation, mut evaluation_bytes) = (None, None);
+    if let Some(path) = evaluation_path {
+        let (features, bytes) = open("evaluation.features", path)?;
+        (evaluation, evaluation_bytes) = (Some(features), Some(bytes));
+    }
+    let definition = define(job, file, text, calibration, evaluation, None)?;
+    let sources = Sources {
+        calibration: calibration_bytes,
+        evaluation: evaluation_bytes,
+    };
+    Ok((definition, sources))
+}
+
+/// A job from its text and features that are at hand, for simulations. The files that the text names are not looked at.
+///
+/// - `learner`: evaluates `model.network`; `None`, a linear head.
+///
+/// # Errors
+/// [`JobFileError`] names the key and the remedy.
+pub fn assemble(
+    text: &str,
+    calibration: Features,
+    evaluation: Option<Features>,
+    learner: Option<Arc<dyn Learner>>,
+) -> Result<Definition, JobFileError> {
+    let (job, file) = parse(text)?;
+    define(job, &file, text, calibration, evaluation, learner)
+}
+
+fn define(
+    job: JobId,
+    file: &JobFile,
+    text: &str,
+    calibration: Features,
+    evaluation: Option<Features>,
+    learner: Option<Arc<dyn Learner>>,
+) -> Result<Definition, JobFileError> {
+    let classes = &file.model.classes;
+    // Whole networks take examples as they are.
+    let standardisation = match Network::parse(&file.model.network) {
+        Some(Network::LinearHead) => Standardisation::of(calibration.values.view())?,
+        _ => Standardisation::identity(calibration.values.ncols()),
+    };
+    let mut spec = spec(job, file, standardisation)?;
     spec.model.backbone = backbone(file, calibration.backbone)?;
     spec.training.class_weights =
         weighting(file.training.class_weights).of(&calibration.labels, classes.len());
     spec.check()?;
     let rules = rules(&spec, file, calibration)?;
 
-    let (mut held_back, mut evaluation_bytes) = (None, None);
-    if let Some(path) = evaluation_path {
-        let (features, bytes) = open("evaluation.features", path)?;
+    let mut held_back = None;
+    if let Some(features) = evaluation {
         let (got, expected) = (features.values.ncols(), spec.model.features());
         if got != expected {
             let message =
@@ -227,21 +278,18 @@ fn build(
             let message = format!("was made with backbone {other:#}, the job's is another");
             return Err(value("evaluation.features", message));
         }
-        let set = HeldBack::new(features, &spec.model);
+        let set = match learner {
+            Some(learner) => HeldBack::with_learner(features, &spec.model, learner),
+            None => HeldBack::new(features, &spec.model),
+        };
         held_back = Some(Arc::new(set));
-        evaluation_bytes = Some(bytes);
     }
-    let definition = Definition {
+    Ok(Definition {
         spec,
         rules,
         held_back,
         toml: text.to_owned(),
-    };
-    let sources = Sources {
-        calibration: calibration_bytes,
-        evaluation: evaluation_bytes,
-    };
-    Ok((definition, sources))
+    })
 }
 
 /// The backbone that the job names, or that its calibration file was made with.
@@ -292,6 +340,11 @@ fn spec(
             input_width: file.model.input_width,
             classes: file.model.classes.clone(),
             standardisation,
+            network: Network::parse(&file.model.network).ok_or_else(|| {
+                let names = Network::ALL.map(Network::label).join(", ");
+                let message = format!("is {:?}, there are {names}", file.model.network);
+                value("model.network", message)
+            })?,
             personal: file.model.personal.clone(),
         },
         training: TrainingSpec {
@@ -453,6 +506,7 @@ fn rules(spec: &JobSpec, file: &JobFile, calibration: Features) -> Result<Rules,
     // The first round may open with so many units, and close with this share of them.
     let fewest = share_of(quorum, least);
     Ok(Rules {
+        initial: None,
         merge: merge_rule(spec, &merge.rule, fewest, calibration)?,
         keeps_scales: spec.aggregation.buffered.is_some(),
         job: spec.job.clone(),

@@ -14,6 +14,7 @@ fn spec() -> JobSpec {
             input_width: 64,
             classes: vec!["red".to_owned(), "green".to_owned()],
             standardisation: Standardisation::identity(2),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {

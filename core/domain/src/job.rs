@@ -4,6 +4,7 @@ use crate::aggregate::{RuleError, RuleSpec};
 use crate::encoding::{CodecSpec, CodecSpecError, UpdateEncoding};
 use crate::head::Standardisation;
 use crate::ids::{Digest, JobId};
+use crate::network::Network;
 use crate::schema::{Schema, SchemaError};
 use std::time::Duration;
 
@@ -51,6 +52,14 @@ pub enum JobError {
         /// Tensors of the head.
         tensors: Vec<String>,
     },
+    /// A network that does not take such examples.
+    #[error("model.network {} does not take examples of {features} values: lenet takes 784", network.label())]
+    Network {
+        /// The network.
+        network: Network,
+        /// Values of an example.
+        features: usize,
+    },
     /// Feature statistics of another length.
     #[error("feature statistics have {got} values, the model has {expected} features")]
     Statistics {
@@ -82,6 +91,8 @@ pub struct ModelSpec {
     pub input_width: u32,
     /// Label `i` is `classes[i]`.
     pub classes: Vec<String>,
+    /// What is trained. Vehicles train linear heads; whole networks are for simulations.
+    pub network: Network,
     /// Mean and standard deviation of each feature; its length is the number of features.
     pub standardisation: Standardisation,
     /// Tensors of the head that each vehicle trains and keeps for itself: they are in no model and no update.
@@ -94,12 +105,12 @@ impl ModelSpec {
         self.standardisation.mean().len()
     }
 
-    /// The schema of all that a vehicle trains: a linear head.
+    /// The schema of all that a vehicle trains.
     ///
     /// # Errors
     /// [`SchemaError`] if it is too large.
     pub fn head_schema(&self) -> Result<Schema, SchemaError> {
-        Schema::linear_head(self.features(), self.classes.len())
+        self.network.schema(self.features(), self.classes.len())
     }
 
     /// The schema of what travels: the head without its personal tensors.
@@ -120,6 +131,9 @@ impl ModelSpec {
     ///
     /// - `shared`: as of [`ModelSpec::schema`]; `personal`: the other tensors, 0 where there are too few values.
     pub fn join_head(&self, shared: &[f32], personal: &[f32]) -> Vec<f32> {
+        if self.personal.is_empty() {
+            return shared.to_vec();
+        }
         let (mut shared, mut personal) = (shared.iter(), personal.iter());
         let mut head = Vec::new();
         for tensor in self.head_schema().iter().flat_map(Schema::tensors) {
@@ -135,7 +149,10 @@ impl ModelSpec {
     }
 
     /// Takes a whole head apart into what travels and what stays; the other way round of [`ModelSpec::join_head`].
-    pub fn split_head(&self, head: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    pub fn split_head(&self, head: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+        if self.personal.is_empty() {
+            return (head, Vec::new());
+        }
         let (mut shared, mut personal) = (Vec::new(), Vec::new());
         if let Ok(schema) = self.head_schema() {
             for (tensor, range) in schema.tensors().iter().zip(schema.ranges()) {
@@ -310,6 +327,10 @@ impl JobSpec {
             return Err(JobError::Classes {
                 got: classes.iter().take(SHOWN).map(cut).collect(),
             });
+        }
+        let (network, features) = (model.network, model.features());
+        if !network.takes(features) {
+            return Err(JobError::Network { network, features });
         }
         model.check_personal()?;
         model.schema()?;

@@ -12,6 +12,7 @@ pub mod job;
 pub mod kernels;
 pub mod liveness;
 pub mod merge_window;
+pub mod network;
 pub mod outbox;
 pub mod receipts;
 pub mod round;

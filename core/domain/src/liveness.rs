@@ -28,11 +28,16 @@ struct Presence {
     online: bool,
 }
 
+const NEVER: Timestamp = Timestamp(u64::MAX);
+
 /// The presence of all members of one unit.
 #[derive(Clone, Debug)]
 pub struct Liveness<M> {
     patience: Duration,
     members: BTreeMap<M, Presence>,
+    /// No member is lost before this time. Signs of life only ever move a loss to later, so it is enough to look at all
+    /// members once this time has come.
+    none_before: Timestamp,
 }
 
 impl<M: Ord + Clone> Liveness<M> {
@@ -41,6 +46,7 @@ impl<M: Ord + Clone> Liveness<M> {
         Self {
             patience: interval.saturating_mul(misses.max(1)),
             members: BTreeMap::new(),
+            none_before: NEVER,
         }
     }
 
@@ -58,6 +64,7 @@ impl<M: Ord + Clone> Liveness<M> {
                 online: true,
             },
         );
+        self.none_before = self.none_before.min(now + self.patience);
         if known.is_some_and(|known| known.online) {
             Seen::Alive
         } else {
@@ -77,6 +84,7 @@ impl<M: Ord + Clone> Liveness<M> {
             return Seen::Unknown; // it was started anew and must say what it now is
         }
         known.last_seen = now;
+        self.none_before = self.none_before.min(now + self.patience);
         let was_online = std::mem::replace(&mut known.online, true);
         if was_online {
             Seen::Alive
@@ -97,23 +105,26 @@ impl<M: Ord + Clone> Liveness<M> {
         }
     }
 
-    /// When [`Liveness::on_tick`] is next worth calling.
+    /// When [`Liveness::on_tick`] is next worth calling: a member may be lost then, none is before. Costs the same
+    /// whatever the number of members.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        self.members
-            .values()
-            .filter(|known| known.online)
-            .map(|known| known.last_seen + self.patience)
-            .min()
+        (self.none_before < NEVER).then_some(self.none_before)
     }
 
     /// Members that are lost as of now, each reported once.
     pub fn on_tick(&mut self, now: Timestamp) -> Vec<M> {
-        let patience = self.patience;
         let mut lost = Vec::new();
-        for (member, known) in &mut self.members {
-            if known.online && now >= known.last_seen + patience {
+        if now < self.none_before {
+            return lost;
+        }
+        self.none_before = NEVER;
+        for (member, known) in self.members.iter_mut().filter(|(_, known)| known.online) {
+            let due = known.last_seen + self.patience;
+            if now >= due {
                 known.online = false;
                 lost.push(member.clone());
+            } else {
+                self.none_before = self.none_before.min(due);
             }
         }
         lost
@@ -189,6 +200,41 @@ mod tests {
     }
 
     proptest! {
+        /// The bound that saves looking at everybody changes nothing: members are lost when each of them is due.
+        #[test]
+        fn the_bound_hides_nobody(
+            beats in proptest::collection::vec((0u64..60, 0u8..5, 0u8..8), 1..80),
+        ) {
+            let mut fleet = Liveness::new(Duration::from_millis(30), 3);
+            let mut last = BTreeMap::new();
+            let mut now = Timestamp(0);
+            for (gap, member, what) in beats {
+                now.0 += gap;
+                let due: Vec<u8> = (last.iter())
+                    .filter(|(_, seen)| now.0 >= *seen + 90)
+                    .map(|(member, _)| *member)
+                    .collect();
+                if let Some(first) = last.values().min() {
+                    prop_assert!(fleet.next_deadline().is_some_and(|at| at.0 <= *first + 90));
+                }
+                prop_assert_eq!(fleet.on_tick(now), due.clone());
+                last.retain(|member, _| !due.contains(member));
+                match what {
+                    0 => {
+                        fleet.offline(&member, G1);
+                        last.remove(&member);
+                    }
+                    1..4 => {
+                        fleet.register(now, member, G1);
+                        last.insert(member, now.0);
+                    }
+                    _ => if fleet.heartbeat(now, &member, G1) != Seen::Unknown {
+                        last.insert(member, now.0);
+                    },
+                }
+            }
+        }
+
         /// Never lost while heartbeats come within the patience; always lost once they have stopped for it.
         #[test]
         fn lost_exactly_when_silent(gaps in proptest::collection::vec(1u64..200, 1..50)) {

@@ -197,7 +197,7 @@ impl<M: Ord + Clone> Uploads<M> {
             update_id,
             round,
             digest: upload.digest,
-            bytes: upload.chunks.into_iter().flatten().flatten().collect(),
+            bytes: join(upload.chunks.into_iter().flatten()),
             first_chunk: upload.first_chunk,
         })
     }
@@ -281,6 +281,15 @@ impl<M: Ord + Clone> Uploads<M> {
     pub fn turned_away(&self) -> u64 {
         self.turned_away
     }
+}
+
+/// Chunks as one; a single one is not copied.
+pub fn join(mut chunks: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let mut whole = chunks.next().unwrap_or_default();
+    for chunk in chunks {
+        whole.extend_from_slice(&chunk);
+    }
+    whole
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 use wayside_domain::ids::{Digest, Generation};
+use wayside_domain::network::Network;
 use wayside_host::clock::Clock;
 use wayside_host::state_dir::StateDir;
 
@@ -86,6 +87,7 @@ fn open_blocking(
         roadside: settings.roadside.clone(),
         backbone: backbone_digest,
         features,
+        network: Network::LinearHead,
         resend_after: Duration::from_millis(settings.link.resend_after_ms),
     };
     let workshop = Workshop {

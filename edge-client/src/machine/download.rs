@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use wayside_domain::upload::MIN_CHUNK_BYTES;
+use wayside_domain::upload::{MIN_CHUNK_BYTES, join};
 
 /// The chunks of one model that have arrived.
 ///
@@ -45,7 +45,7 @@ impl Download {
         let whole = self.held_bytes == self.total_bytes;
         let chunks = std::mem::take(&mut self.chunks);
         self.held_bytes = 0;
-        whole.then(|| chunks.into_values().flatten().collect())
+        whole.then(|| join(chunks.into_values()))
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use wayside_domain::encoding::{Ladder, UpdateEncoding};
 use wayside_domain::ids::{Digest, ModelVersion, RoundId};
 use wayside_domain::job::JobSpec;
+use wayside_domain::network::Network;
 use wayside_domain::time::Timestamp;
 
 use super::Download;
@@ -67,6 +68,13 @@ pub enum Unfit {
         /// How many there are.
         here: usize,
     },
+    /// The job trains another network.
+    Network {
+        /// The one it trains.
+        asked: Network,
+        /// The one that can be trained here.
+        here: Network,
+    },
     /// No usable picture of the job's classes.
     NoExamples,
 }
@@ -83,6 +91,12 @@ impl fmt::Display for Unfit {
                     "the job wants {asked} features, the backbone gives {here}"
                 )
             }
+            Self::Network { asked, here } => write!(
+                f,
+                "the job trains {}, here {} can be trained",
+                asked.label(),
+                here.label()
+            ),
             Self::NoExamples => f.write_str("no usable picture of the job's classes"),
         }
     }

@@ -543,6 +543,10 @@ impl Vehicle {
             let here = fixed.backbone;
             return Some(Unfit::Backbone { asked, here });
         }
+        if got.network != fixed.network {
+            let (asked, here) = (got.network, fixed.network);
+            return Some(Unfit::Network { asked, here });
+        }
         (got.features() != fixed.features).then_some(Unfit::Features {
             asked: got.features(),
             here: fixed.features,

@@ -34,6 +34,7 @@ fn spec_of(job: &JobId) -> Arc<JobSpec> {
             input_width: 64,
             classes: vec!["red".into(), "green".into()],
             standardisation: Standardisation::identity(4),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {
@@ -86,6 +87,7 @@ fn announced(round: u64) -> Announced {
 
 fn fixed() -> Fixed {
     Fixed {
+        network: wayside_domain::network::Network::LinearHead,
         roadside: rsu(),
         backbone: BACKBONE,
         features: 4,

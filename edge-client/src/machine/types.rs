@@ -7,6 +7,7 @@ use std::time::Duration;
 use wayside_domain::encoding::{Step, UpdateEncoding};
 use wayside_domain::ids::{Digest, JobId, RoadsideId, RoundId, UpdateId};
 use wayside_domain::job::JobSpec;
+use wayside_domain::network::Network;
 use wayside_domain::outbox::OutboxEntry;
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::Verdict;
@@ -24,6 +25,8 @@ pub struct Fixed {
     pub backbone: Digest,
     /// Length of its feature vectors.
     pub features: usize,
+    /// What can be trained here.
+    pub network: Network,
     /// First wait for a receipt.
     pub resend_after: Duration,
 }

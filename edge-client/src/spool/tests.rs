@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::fs;
 use std::sync::Arc;
 
 use wayside_domain::encoding::{CodecSpec, UpdateEncoding};
@@ -27,6 +28,7 @@ fn order(round: u64) -> Order {
             input_width: 64,
             classes: vec!["red".into(), "green".into()],
             standardisation: Standardisation::identity(4),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {
@@ -71,6 +73,11 @@ fn order(round: u64) -> Order {
         },
         encoding: UpdateEncoding::Fp16,
     }
+}
+
+/// A file of the folder by its name on the shelf.
+fn file(folder: &tempfile::TempDir, name: String) -> std::path::PathBuf {
+    folder.path().join(name)
 }
 
 fn open(folder: &Path, now: u64) -> (Spool, Opened) {
@@ -137,7 +144,7 @@ fn a_lost_payload_opens_its_round_again_and_orphans_are_swept_away() {
     let folder = tempfile::tempdir().unwrap();
     let (mut spool, opened) = open(folder.path(), 1);
     let entry = seal(&mut spool, opened.generation, 1);
-    let path = spool.payloads().update(entry.update_id);
+    let path = file(&folder, name::update(entry.update_id));
     drop(spool);
     fs::write(&path, [0; 500]).unwrap();
     let orphan = folder
@@ -170,12 +177,12 @@ fn models_are_checked_before_they_are_kept() {
     drop(spool);
     let (spool, opened) = open(folder.path(), 2);
     assert_eq!(opened.restored.models, BTreeSet::from([digest]));
-    fs::write(payloads.model(digest), b"").unwrap();
+    fs::write(file(&folder, name::model(digest)), b"").unwrap();
     assert!(payloads.read_model(digest).is_err());
-    assert!(!payloads.model(digest).exists(), "moved aside");
+    assert!(!file(&folder, name::model(digest)).exists(), "moved aside");
     payloads.write_model(digest, bytes).unwrap();
     spool.payloads().drop_models(&[digest, Digest([7; 32])]);
-    assert!(!payloads.model(digest).exists());
+    assert!(!file(&folder, name::model(digest)).exists());
 }
 
 #[test]
@@ -186,7 +193,7 @@ fn the_newest_specification_of_each_job_is_kept_and_only_so_many() {
     spool.remember_job(&rsu(), &job(), digest(1), &[1]).unwrap();
     spool.remember_job(&rsu(), &job(), digest(1), &[1]).unwrap();
     spool.remember_job(&rsu(), &job(), digest(2), &[2]).unwrap();
-    assert!(!spool.payloads().job(digest(1)).exists());
+    assert!(!file(&folder, name::job(digest(1))).exists());
     drop(spool);
     let (mut spool, opened) = open(folder.path(), 2);
     assert_eq!(opened.specs, [(digest(2), vec![2])]);
@@ -238,4 +245,54 @@ fn feedback_waits_for_the_receipt() {
         .join(format!("{}.residual", job()));
     fs::write(path, b"rubbish").unwrap();
     assert!(payloads.residual(&job()).is_empty());
+}
+
+/// Found by simulated crashes: that a record is gone is not durable until the next write, so after a crash it can be back
+/// while its payload is not. Its round was taken for lost then and trained once more, after its receipt.
+#[test]
+fn a_round_with_a_receipt_stays_done_when_a_crash_brings_its_record_back() {
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Debug, Default)]
+    struct Disk(Arc<Mutex<crate::store::MemoryStore>>);
+    impl Store for Disk {
+        fn load(&self) -> Result<crate::store::Records, StoreError> {
+            self.0.lock().unwrap().load()
+        }
+        fn begin(&mut self, generation: Generation) -> Result<(), StoreError> {
+            self.0.lock().unwrap().begin(generation)
+        }
+        fn record_update(&mut self, entry: &OutboxEntry, seals: u64) -> Result<(), StoreError> {
+            self.0.lock().unwrap().record_update(entry, seals)
+        }
+        fn forget_update(&mut self, update_id: UpdateId) -> Result<(), StoreError> {
+            self.0.lock().unwrap().forget_update(update_id)
+        }
+        fn reopen_round(&mut self, roadside: &RoadsideId, job: &JobId) -> Result<(), StoreError> {
+            self.0.lock().unwrap().reopen_round(roadside, job)
+        }
+        fn remember_job(
+            &mut self,
+            roadside: &RoadsideId,
+            job: &JobId,
+            digest: Option<Digest>,
+        ) -> Result<(), StoreError> {
+            self.0.lock().unwrap().remember_job(roadside, job, digest)
+        }
+    }
+
+    let disk = Disk::default();
+    let store = Box::new(disk.clone());
+    let (mut spool, opened) = Spool::in_memory(None, store, &rsu(), Timestamp(1)).unwrap();
+    let entry = seal(&mut spool, opened.generation, 7);
+    spool.forget_update(&entry, true).unwrap();
+    let payloads = spool.payloads().clone();
+    drop(spool);
+    let crashed = disk.0.lock().unwrap().after_crash();
+    *disk.0.lock().unwrap() = crashed;
+
+    let store = Box::new(disk.clone());
+    let (_, opened) = Spool::in_memory(Some(payloads), store, &rsu(), Timestamp(2)).unwrap();
+    assert!(opened.restored.outbox.is_empty());
+    assert_eq!(opened.restored.done, [(job(), RoundId(7))].into());
 }

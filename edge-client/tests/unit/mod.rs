@@ -153,6 +153,7 @@ pub(crate) fn spec(backbone: Digest, features: usize) -> JobSpec {
             input_width: 32,
             classes: vec!["red".into(), "green".into()],
             standardisation: Standardisation::identity(features),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {

@@ -4,6 +4,7 @@
 //! its own and an endless frame stops at the buffer's end with an error. What its header promises is looked at first.
 
 use super::error::{DecodeError, EncodeError};
+use std::cell::Cell;
 use std::fmt;
 use zstd::zstd_safe::{self, CCtx, CParameter, DCtx};
 
@@ -20,14 +21,33 @@ pub(super) fn packed_bound(len: usize) -> usize {
     zstd_safe::compress_bound(len)
 }
 
+thread_local! {
+    /// The last encoder and decoder of this thread, for the next one: they are large, and making one takes longer than
+    /// packing a small plane.
+    static SPARE: (Cell<Option<CCtx<'static>>>, Cell<Option<DCtx<'static>>>) = const { (Cell::new(None), Cell::new(None)) };
+}
+
 /// Packs planes one after the other.
 pub(super) struct Packer {
-    context: CCtx<'static>,
+    /// There until it is dropped.
+    context: Option<CCtx<'static>>,
     packed: Vec<u8>,
+}
+
+impl Drop for Packer {
+    fn drop(&mut self) {
+        // A thread that ends has no place for it any more.
+        let _ = SPARE.try_with(|(spare, _)| spare.set(self.context.take()));
+    }
 }
 
 impl Packer {
     pub(super) fn new() -> Result<Self, EncodeError> {
+        let packed = Vec::new();
+        if let Some(context) = SPARE.with(|(spare, _)| spare.take()) {
+            let context = Some(context);
+            return Ok(Self { context, packed });
+        }
         let mut context = CCtx::try_create()
             .ok_or_else(|| EncodeError::Zstd("no memory for an encoder".into()))?;
         for parameter in [
@@ -36,7 +56,7 @@ impl Packer {
         ] {
             context.set_parameter(parameter).map_err(zstd_error)?;
         }
-        let packed = Vec::new();
+        let context = Some(context);
         Ok(Self { context, packed })
     }
 
@@ -46,8 +66,8 @@ impl Packer {
         if self.packed.len() < bound {
             self.packed.resize(bound, 0);
         }
-        let len = self
-            .context
+        let context = self.context.as_mut().expect("there until the drop");
+        let len = context
             .compress2(self.packed.as_mut_slice(), plane)
             .map_err(zstd_error)?;
         Ok(&self.packed[..len])
@@ -61,7 +81,8 @@ fn zstd_error(code: usize) -> EncodeError {
 /// What unpacking needs again and again: a zstd decoder and buffers of one block. One serves any number of frames, one
 /// after the other.
 pub struct Unpacker {
-    context: DCtx<'static>,
+    /// There until it is dropped.
+    context: Option<DCtx<'static>>,
     /// Planes that are no values yet.
     pub(super) scratch: [Vec<u8>; 2],
 }
@@ -72,8 +93,9 @@ impl Unpacker {
     /// # Panics
     /// If there is no memory for a decoder.
     pub fn new() -> Self {
+        let spare = SPARE.with(|(_, spare)| spare.take());
         Self {
-            context: DCtx::create(),
+            context: Some(spare.unwrap_or_else(DCtx::create)),
             scratch: [Vec::new(), Vec::new()],
         }
     }
@@ -107,7 +129,8 @@ impl Unpacker {
             let what = "bytes behind the end of the zstd frame";
             return Err(DecodeError::Zstd { plane, what });
         }
-        let got = self.context.decompress(to, packed).map_err(|code| {
+        let context = self.context.as_mut().expect("there until the drop");
+        let got = context.decompress(to, packed).map_err(|code| {
             if code == OUTPUT_FULL {
                 let limit = to.len();
                 DecodeError::PlaneTooLarge { plane, limit }
@@ -124,6 +147,13 @@ impl Unpacker {
             });
         }
         Ok(got)
+    }
+}
+
+impl Drop for Unpacker {
+    fn drop(&mut self) {
+        // A thread that ends has no place for it any more.
+        let _ = SPARE.try_with(|(_, spare)| spare.set(self.context.take()));
     }
 }
 

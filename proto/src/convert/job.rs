@@ -12,6 +12,7 @@ use wayside_domain::head::Standardisation;
 use wayside_domain::job::{
     AggregationSpec, Buffered, Effort, JobSpec, ModelSpec, RoundSpec, TrainingSpec,
 };
+use wayside_domain::network::Network;
 use wayside_domain::schema::{MAX_TENSORS, Schema, TensorSpec};
 
 const MODEL: &str = "ModelSpec";
@@ -163,6 +164,10 @@ impl From<&ModelSpec> for wire::ModelSpec {
             // A checked job has one; without it, the reader refuses the message.
             schema: model.schema().ok().as_ref().map(Into::into),
             personal: model.personal.clone(),
+            network: match model.network {
+                Network::LinearHead => String::new(),
+                other => other.label().to_owned(),
+            },
         }
     }
 }
@@ -188,6 +193,15 @@ impl TryFrom<wire::ModelSpec> for ModelSpec {
         let mean = statistics("feature_mean", &model.feature_mean)?;
         let std = statistics("feature_std", &model.feature_std)?;
         let schema: Schema = at("schema").present(model.schema)?.try_into()?;
+        let network = match model.network.as_str() {
+            "" => Network::LinearHead,
+            name => {
+                let known = Network::parse(name);
+                let got = name.chars().take(64).collect::<String>();
+                at("network").range(known.is_some(), got, "two-nn, lenet, or empty")?;
+                known.unwrap_or_default()
+            }
+        };
         let model = Self {
             backbone,
             input_height: model.input_height,
@@ -195,6 +209,7 @@ impl TryFrom<wire::ModelSpec> for ModelSpec {
             classes: model.classes,
             standardisation: Standardisation::new(mean, std)?,
             personal: model.personal,
+            network,
         };
         if schema != model.schema()? {
             let show = |s: &Schema| s.num_parameters().to_string() + " parameters";

@@ -42,6 +42,9 @@ pub struct ModelSpec {
     /// tensors that each vehicle keeps for itself
     #[prost(string, repeated, tag = "9")]
     pub personal: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// name of the network; empty: a linear head
+    #[prost(string, tag = "10")]
+    pub network: ::prost::alloc::string::String,
 }
 /// What a vehicle does with the model.
 #[derive(Clone, PartialEq, ::prost::Message)]

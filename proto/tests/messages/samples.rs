@@ -35,6 +35,7 @@ pub(crate) fn job() -> JobSpec {
             input_width: 64,
             classes: ["red", "yellow", "green"].map(String::from).to_vec(),
             standardisation: Standardisation::new(vec![0.5, -1.25], vec![1.5, 0.25]).unwrap(),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {

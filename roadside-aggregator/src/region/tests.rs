@@ -44,6 +44,7 @@ fn spec(edge_rounds: u32) -> JobSpec {
             classes: vec!["a".into(), "b".into(), "c".into()],
             standardisation: Standardisation::new(vec![0.0; FEATURES], vec![1.0; FEATURES])
                 .unwrap(),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {

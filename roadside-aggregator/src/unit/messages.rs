@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wayside_domain::ids::{JobId, ModelVersion, RoundId, UpdateId, VehicleId};
+use wayside_domain::ids::{Generation, JobId, ModelVersion, RoundId, UpdateId, VehicleId};
 use wayside_domain::time::Timestamp;
 use wayside_domain::update::{RejectReason, Verdict};
 use wayside_domain::upload::{Part, UploadEffect};
@@ -102,8 +102,17 @@ impl Unit {
                 return Vec::new();
             }
         };
-        let (generation, examples) = (heartbeat.generation, heartbeat.num_examples);
-        match self.fleet.on_heartbeat(now, &vehicle, generation, examples) {
+        self.on_heartbeat(now, vehicle, heartbeat.generation, heartbeat.num_examples)
+    }
+
+    pub(super) fn on_heartbeat(
+        &mut self,
+        now: Timestamp,
+        vehicle: VehicleId,
+        generation: Generation,
+        num_examples: u64,
+    ) -> Vec<Effect> {
+        match (self.fleet).on_heartbeat(now, &vehicle, generation, num_examples) {
             Some(change) => changed(&vehicle, change).into_iter().collect(),
             None => vec![self.control(vehicle, false)],
         }

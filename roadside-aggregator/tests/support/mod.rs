@@ -53,6 +53,7 @@ pub(crate) fn spec(min_vehicles: u32) -> JobSpec {
             classes: vec!["green".into(), "red".into(), "yellow".into()],
             standardisation: Standardisation::new(vec![0.0; FEATURES], vec![1.0; FEATURES])
                 .unwrap(),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {

@@ -9,12 +9,14 @@
 
 #![allow(unsafe_code, reason = "kernels; each block says why it may be entered")]
 
+mod dense;
 mod isa;
 mod network;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use dense::Portable;
 use half::f16;
 
 pub use isa::Isa;
@@ -206,6 +208,60 @@ pub fn squared_distances(isa: Isa, a: [&[f32]; TILE], b: [&[f32]; TILE]) -> [[f6
 pub fn squared_distance_to(isa: Isa, values: &[f16], center: &[f64]) -> f64 {
     assert_eq!(values.len(), center.len(), "values and center differ");
     for_each_isa!(isa, portable::distance_to, (values: &[f16], center: &[f64]) -> f64)
+}
+
+/// A dense layer: `out[i][c] = bias[c] + x[i][0] * weight[0][c] + x[i][1] * weight[1][c] + ...`, in this order. The same
+/// bits on every CPU.
+///
+/// - `x`: shape `[n, d]`; `weight`: `[d, classes]`; `bias`: `[classes]`; `out`: `[n, classes]`, overwritten.
+pub fn dense(isa: Isa, x: &[f32], weight: &[f32], bias: &[f32], out: &mut [f32]) {
+    let classes = bias.len();
+    assert!(
+        classes > 0 && !weight.is_empty() && weight.len().is_multiple_of(classes),
+        "weight and bias differ"
+    );
+    let features = weight.len() / classes;
+    assert_eq!(x.len() * classes, out.len() * features, "x and out differ");
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        return dense::forward::<dense::x86::Dense512>(x, weight, bias, out);
+    }
+    for_each_isa!(
+        isa,
+        dense::forward::<Portable>,
+        (x: &[f32], weight: &[f32], bias: &[f32], out: &mut [f32])
+    );
+}
+
+/// The gradient of a dense layer's weights: `out[f][c] = x[0][f] * residuals[0][c] + x[1][f] * residuals[1][c] + ...`, in
+/// this order. The same bits on every CPU.
+///
+/// - `x`: shape `[n, d]`; `residuals`: `[n, classes]`; `out`: `[d, classes]`, overwritten.
+pub fn dense_gradient(isa: Isa, x: &[f32], residuals: &[f32], classes: usize, out: &mut [f32]) {
+    assert!(
+        classes > 0 && !out.is_empty() && out.len().is_multiple_of(classes),
+        "gradient and classes differ"
+    );
+    let features = out.len() / classes;
+    assert_eq!(
+        x.len() * classes,
+        residuals.len() * features,
+        "x and residuals differ"
+    );
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        return dense::gradient::<dense::x86::Dense512>(x, residuals, classes, out);
+    }
+    for_each_isa!(
+        isa,
+        dense::gradient::<Portable>,
+        (x: &[f32], residuals: &[f32], classes: usize, out: &mut [f32])
+    );
+}
+
+/// `values[i] = exp(values[i] - shift)` for differences up to 0, right to about 2e-7 of it. The same bits on every CPU.
+pub fn exp_all(isa: Isa, values: &mut [f32], shift: f32) {
+    for_each_isa!(isa, dense::exp_all, (values: &mut [f32], shift: f32));
 }
 
 #[cfg(test)]

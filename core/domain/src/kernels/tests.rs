@@ -138,3 +138,77 @@ proptest! {
         }
     }
 }
+
+/// A few numbers that are neither all small nor all round.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+#[test]
+fn dense_layers_have_the_same_bits_everywhere_and_are_right() {
+    for (n, d, classes) in [
+        (1, 1, 1),
+        (7, 9, 3),
+        (8, 16, 16),
+        (9, 17, 43),
+        (32, 30, 48),
+        (0, 5, 2),
+    ] {
+        let (x, weight, bias) = (
+            numbers(n * d, 1),
+            numbers(d * classes, 2),
+            numbers(classes, 3),
+        );
+        let residuals = numbers(n * classes, 4);
+        let both = |isa| {
+            let (mut out, mut slopes) = (vec![9.0; n * classes], vec![9.0; d * classes]);
+            dense(isa, &x, &weight, &bias, &mut out);
+            dense_gradient(isa, &x, &residuals, classes, &mut slopes);
+            (out, slopes)
+        };
+        let expected = both(Isa::Portable);
+        for isa in Isa::available() {
+            assert_eq!(both(isa), expected, "{isa:?} at {n} x {d} x {classes}");
+        }
+        for row in 0..n {
+            for class in 0..classes {
+                let product = |f: usize| x[row * d + f] * weight[f * classes + class];
+                let sum = (0..d).fold(bias[class], |sum, f| sum + product(f));
+                assert_eq!(expected.0[row * classes + class].to_bits(), sum.to_bits());
+            }
+        }
+        for feature in 0..d {
+            for class in 0..classes {
+                let product = |i: usize| x[i * d + feature] * residuals[i * classes + class];
+                let sum = (0..n).fold(0.0, |sum, i| sum + product(i));
+                assert_eq!(
+                    expected.1[feature * classes + class].to_bits(),
+                    sum.to_bits()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn exponentials_are_right_to_a_few_units_in_the_last_place() {
+    let points: Vec<f32> = (0..100_000).map(|i| -87.0 * i as f32 / 100_000.0).collect();
+    for isa in Isa::available() {
+        let mut values = points.clone();
+        exp_all(isa, &mut values, 0.0);
+        for (x, got) in points.iter().zip(&values) {
+            let expected = f64::from(*x).exp();
+            let wrong = (f64::from(*got) - expected).abs() / expected;
+            assert!(wrong < 3e-7, "exp({x}) is {got}, not {expected}");
+        }
+        let mut odd = [-1000.0, f32::NEG_INFINITY, f32::NAN, 0.0];
+        exp_all(isa, &mut odd, 0.0);
+        assert_eq!((odd[0], odd[1], odd[3]), (0.0, 0.0, 1.0));
+        assert!(odd[2].is_nan());
+    }
+}

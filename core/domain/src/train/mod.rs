@@ -1,12 +1,12 @@
 //! Local training of the head: stochastic gradient descent on cached features.
 //!
-//! Invariants: the same input, settings and seed give the same bits on one machine; training that went wrong gives an
+//! Invariants: the same input, settings and seed give the same bits on every CPU; training that went wrong gives an
 //! error and no parameters, so that nothing wrong can be sent; momentum starts from nothing in each call. Everything
 //! runs on the thread that calls.
 //!
 //! Here because vehicle, cloud and simulator all train. Left to others: where features and seed come from, and threads.
 
-use crate::head::LinearHead;
+use crate::head::{Evaluation, LinearHead};
 use crate::job::{Effort, TrainingSpec};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -91,6 +91,54 @@ pub enum TrainError {
 /// the demo's pictures); a learning rate gone wrong raises it a thousandfold.
 const DIVERGENCE_FACTOR: f64 = 100.0;
 
+/// A network that can be trained locally: the head on features, or a whole small network in a simulation.
+pub trait Learner: std::fmt::Debug + Send + Sync {
+    /// Trains from `base`, on the calling thread; see [`train`] for the arguments.
+    ///
+    /// # Errors
+    /// [`TrainError`]; there are no parameters then.
+    fn train(
+        &self,
+        base: &[f32],
+        features: ArrayView2<'_, f32>,
+        labels: &[u8],
+        settings: &TrainingSpec,
+        seed: u64,
+        cancel: &AtomicBool,
+    ) -> Result<Trained, TrainError>;
+
+    /// How these parameters do on examples; see [`LinearHead::evaluate`] for the arguments.
+    fn evaluate(
+        &self,
+        parameters: &[f32],
+        features: ArrayView2<'_, f32>,
+        labels: &[u8],
+    ) -> Evaluation;
+}
+
+impl Learner for LinearHead {
+    fn train(
+        &self,
+        base: &[f32],
+        features: ArrayView2<'_, f32>,
+        labels: &[u8],
+        settings: &TrainingSpec,
+        seed: u64,
+        cancel: &AtomicBool,
+    ) -> Result<Trained, TrainError> {
+        train(self, base, features, labels, settings, seed, cancel)
+    }
+
+    fn evaluate(
+        &self,
+        parameters: &[f32],
+        features: ArrayView2<'_, f32>,
+        labels: &[u8],
+    ) -> Evaluation {
+        LinearHead::evaluate(self, parameters, features, labels)
+    }
+}
+
 /// Trains a head from `base` on the vehicle's own examples.
 ///
 /// One step on a batch: `v = momentum * v + gradient + weight_decay * w + proximal_mu * (w - base)`, then
@@ -158,13 +206,11 @@ pub fn train_from(
     }
     let class_weights = &settings.class_weights;
     let batch_size = usize::try_from(settings.batch_size).unwrap_or(usize::MAX);
-    let whole_loss = |parameters: &[f32], gradient: &mut [f32]| {
-        let loss = head.loss_and_gradient(parameters, features, labels, class_weights, gradient);
-        f64::from(loss)
-    };
+    let whole_loss =
+        |parameters: &[f32]| f64::from(head.loss(parameters, features, labels, class_weights));
     let mut gradient = vec![0.0; base.len()];
     let guessing = (head.classes as f64).ln();
-    let limit = DIVERGENCE_FACTOR * whole_loss(base, &mut gradient).max(guessing);
+    let limit = || DIVERGENCE_FACTOR * whole_loss(base).max(guessing);
     let steps = steps(settings, labels.len());
 
     let mut parameters = base.to_vec();
@@ -197,7 +243,7 @@ pub fn train_from(
                 return Err(TrainError::Diverged {
                     got: f64::from(loss),
                     steps: taken,
-                    limit,
+                    limit: limit(),
                 });
             }
             for (value, extra) in gradient.iter_mut().zip(correction.unwrap_or_default()) {
@@ -206,13 +252,15 @@ pub fn train_from(
             step(settings, base, &gradient, &mut velocity, &mut parameters);
         }
     }
-    let loss = whole_loss(&parameters, &mut gradient);
-    // Not `loss > limit`: a NaN must not pass. Nor may parameters that overflowed where no feature shows it.
-    if !(loss <= limit && parameters.iter().all(|value| value.is_finite())) {
+    let loss = whole_loss(&parameters);
+    // The loss of the base is only looked at where guessing alone would not let it pass. Not `loss > limit`: a NaN must
+    // not pass. Nor may parameters that overflowed where no feature shows it.
+    let bearable = loss <= DIVERGENCE_FACTOR * guessing || loss <= limit();
+    if !(bearable && all_finite(&parameters)) {
         return Err(TrainError::Diverged {
             got: loss,
             steps: taken,
-            limit,
+            limit: limit(),
         });
     }
     Ok(Trained {
@@ -286,6 +334,14 @@ fn step(
     velocity: &mut [f32],
     parameters: &mut [f32],
 ) {
+    let plain = settings.momentum == 0.0 && settings.weight_decay == 0.0;
+    if plain && settings.proximal_mu == 0.0 {
+        // The same without what is all 0.
+        for (value, gradient) in parameters.iter_mut().zip(gradient) {
+            *value -= settings.lr * gradient;
+        }
+        return;
+    }
     let towards = gradient.iter().zip(base);
     for ((value, v), (gradient, base)) in parameters.iter_mut().zip(velocity).zip(towards) {
         let slope =
@@ -304,6 +360,12 @@ fn equal(what: &'static str, got: usize, expected: usize) -> Result<(), TrainErr
         got,
         expected,
     })
+}
+
+/// Looks at many values at a time before it branches.
+fn all_finite(values: &[f32]) -> bool {
+    let block = |values: &[f32]| values.iter().fold(true, |all, v| all & v.is_finite());
+    values.chunks(256).all(block)
 }
 
 fn check_examples(
@@ -326,12 +388,16 @@ fn check_examples(
             classes: head.classes,
         });
     }
-    if base.iter().any(|value| !value.is_finite()) {
+    if !all_finite(base) {
         return Err(TrainError::NotFinite {
             what: "base parameters",
         });
     }
-    if features.iter().any(|value| !value.is_finite()) {
+    let finite = match features.to_slice() {
+        Some(values) => all_finite(values),
+        None => features.iter().all(|value| value.is_finite()),
+    };
+    if !finite {
         return Err(TrainError::NotFinite { what: "features" });
     }
     Ok(())

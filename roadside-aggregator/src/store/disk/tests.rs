@@ -30,6 +30,7 @@ fn ledger() -> Ledger {
             input_width: 32,
             classes: vec!["a".into(), "b".into()],
             standardisation: Standardisation::new(vec![0.1, 0.2], vec![1.0, 0.3]).unwrap(),
+            network: wayside_domain::network::Network::LinearHead,
             personal: Vec::new(),
         },
         training: TrainingSpec {
