@@ -2,8 +2,8 @@
 # Prints the figures that docs/performance.md quotes. Close other programs first: CPU times are sound on a busy machine,
 # wall times are not.
 #
-#   scripts/bench.sh            the vehicle's feature extractor and the roadside unit's rules as programs, then criterion's
-#                               benches
+#   scripts/bench.sh            the vehicle's feature extractor, the roadside unit's rules and the simulator as programs,
+#                               then criterion's benches
 #   scripts/bench.sh quick      the programs only
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -48,6 +48,39 @@ aggregate --updates 1000 --repeat 1
 for rule in krum multi-krum median trimmed-mean fedavg-clipped centered-clipping geometric-median; do
     aggregate --updates 50 --rule "$rule" --codec none
     aggregate --updates 50 --rule "$rule"
+done
+
+echo "== simulation"
+simulate() { target/release/wayside-sim run "simulations/scenarios/$1.toml" --quiet --format json "${@:2}"; }
+for threads in 1 2; do
+    simulate speed --threads "$threads" | python3 -c 'import json, sys
+r = json.load(sys.stdin)
+print("speed, {threads} threads: {fits_per_s:.0f} fits/s, rss {rss:.0f} MB".format(rss=r["peak_rss_bytes"] / 1e6, **r))'
+done
+for name in day million; do
+    simulate "$name" | python3 -c 'import json, sys
+r = json.load(sys.stdin)
+print("{name}: {simulated_s:.0f} s simulated in {wall_s:.1f} s, rss {rss:.0f} MB".format(rss=r["peak_rss_bytes"] / 1e6, **r))'
+done
+# What one more round costs: 15 rounds less 5, so that set-up and the vehicles' start are left out.
+one_round() {
+    python3 - "$@" <<'PY'
+import json, subprocess, sys
+fleet, cohort = int(sys.argv[1]), int(sys.argv[2])
+def wall(merges):
+    settings = [f"vehicles={fleet}", f"job.strategy.fraction_train={cohort / fleet}", f"job.schedule.merges={merges}"]
+    command = ["target/release/wayside-sim", "run", "simulations/scenarios/million.toml", "--quiet", "--format", "json"]
+    for setting in settings:
+        command += ["-c", setting]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["wall_s"]
+print(f"fleet {fleet:8}, {cohort:5} asked: {(wall(15) - wall(5)) / 10 * 1000:7.0f} ms a round")
+PY
+}
+for fleet in 10000 100000 1000000; do
+    one_round "$fleet" 1000
+done
+for cohort in 400 1000 2000 4000; do
+    one_round 100000 "$cohort"
 done
 
 if [[ ${1:-} != quick ]]; then

@@ -9,7 +9,15 @@
 #![forbid(unsafe_code)]
 
 pub mod baseline;
+pub mod command;
+pub mod data;
 pub mod demo;
+pub mod engine;
 pub mod partition;
 pub mod report;
+pub mod results;
+pub mod run;
+pub mod scenario;
+pub mod shipped;
 pub mod study;
+pub mod world;

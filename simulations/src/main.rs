@@ -1,16 +1,21 @@
 //! `wayside-sim`: the fleet on one machine.
 
 use clap::{Args, Parser, Subcommand};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use wayside_host::exit::{Exit, Failure, Format, fail, print_line};
 use wayside_host::shutdown::Shutdown;
 use wayside_host::telemetry::{self, LogConfig};
+use wayside_sim::command::{
+    Answer, CompareArguments, ReplayArguments, ReportArguments, RunArguments, compare_command,
+    replay_command, report_command, run_command,
+};
 use wayside_sim::demo::{self, DemoOptions};
 use wayside_sim::partition::Partition;
 use wayside_sim::report::Report;
+use wayside_sim::shipped;
 use wayside_sim::study;
 use wayside_sim::study::attacks::{AttackOptions, AttackReport};
 use wayside_sim::study::codecs::{CodecOptions, CodecReport};
@@ -34,6 +39,17 @@ enum Command {
     /// Splits the pictures unevenly over the vehicles, starts all three tiers with real MQTT and gRPC, lets them train
     /// together, and compares the result with vehicles that train alone and with training on pooled pictures.
     Demo(DemoArguments),
+    /// Run a scenario: a city of vehicles in virtual time, with real training.
+    ///
+    /// The vehicles, roadside units and the cloud are the production machines; roads, links, power and time are
+    /// simulated. The same scenario and seed give the same bits, whatever the number of threads.
+    Run(RunArguments),
+    /// Run one seed of a scenario again, and give the digest of its event log.
+    Replay(ReplayArguments),
+    /// Compare runs: one table, and one page of curves. Scenarios are run first.
+    Compare(CompareArguments),
+    /// Make one self-contained page of runs that were written with `run --out`.
+    Report(ReportArguments),
     /// Answer one question by measurement, in one process and without sockets.
     Study {
         #[command(subcommand)]
@@ -121,10 +137,19 @@ fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     let format = match &command {
         Command::Demo(arguments) => arguments.format,
+        Command::Run(arguments) => arguments.format,
+        Command::Replay(arguments) => arguments.format,
+        Command::Compare(arguments) => arguments.format,
+        Command::Report(arguments) => arguments.format,
         Command::Study { study } => study.arguments().format,
     };
+    // What simulated vehicles have to say goes into the event log.
+    let simulated = matches!(
+        command,
+        Command::Run(_) | Command::Replay(_) | Command::Compare(_)
+    );
     let log = LogConfig {
-        level: "warn".to_owned(),
+        level: if simulated { "error" } else { "warn" }.to_owned(),
         ..LogConfig::default()
     };
     if let Err(error) = telemetry::start(&log, "wayside-sim", env!("CARGO_PKG_VERSION"), "-") {
@@ -143,28 +168,54 @@ fn main() -> ExitCode {
         match command {
             Command::Demo(arguments) => {
                 let report = demo::run(options(arguments), shutdown).await?;
-                printable(format, &report, Report::to_text)
+                yes(printable(format, &report, Report::to_text)?)
             }
+            Command::Run(arguments) => {
+                let cancel = shutdown.flag();
+                blocking(move || run_command(&arguments, &cancel)).await
+            }
+            Command::Replay(arguments) => {
+                let cancel = shutdown.flag();
+                blocking(move || replay_command(&arguments, &cancel)).await
+            }
+            Command::Compare(arguments) => {
+                let cancel = shutdown.flag();
+                blocking(move || compare_command(&arguments, &cancel)).await
+            }
+            Command::Report(arguments) => blocking(move || report_command(&arguments)).await,
             Command::Study { study } => {
                 let cancel = shutdown.flag();
-                let run = move || run_study(study, format, &cancel);
-                tokio::task::spawn_blocking(run).await?
+                blocking(move || yes(run_study(study, format, &cancel)?)).await
             }
         }
     });
     runtime.shutdown_timeout(LAST_CALL);
-    let text = match outcome {
-        Ok(text) => text,
+    let answer = match outcome {
+        Ok(answer) => answer,
         Err(error) => {
             let known = error.downcast_ref::<Failure>();
             let exit = known.map_or(Exit::Failed, |failure| failure.exit);
             return fail(format, exit, format!("{error:#}"));
         }
     };
-    print_line(text).map_or_else(
+    let exit = if answer.holds { Exit::Ok } else { Exit::Failed };
+    print_line(answer.text.trim_end()).map_or_else(
         |error| fail(Format::Text, Exit::Failed, error),
-        |()| ExitCode::SUCCESS,
+        |()| exit.into(),
     )
+}
+
+/// An answer that expects nothing.
+#[expect(clippy::unnecessary_wraps, reason = "at the end of what may fail")]
+fn yes(text: String) -> anyhow::Result<Answer> {
+    Ok(Answer { text, holds: true })
+}
+
+/// Off the async threads.
+async fn blocking(
+    command: impl FnOnce() -> anyhow::Result<Answer> + Send + 'static,
+) -> anyhow::Result<Answer> {
+    tokio::task::spawn_blocking(command).await?
 }
 
 fn printable<R: serde::Serialize>(
@@ -181,8 +232,8 @@ fn printable<R: serde::Serialize>(
 fn run_study(study: Study, format: Format, cancel: &AtomicBool) -> anyhow::Result<String> {
     let (Study::Local(arguments) | Study::Attacks(arguments) | Study::Codecs(arguments)) = &study;
     let (seeds, rounds) = (arguments.seeds.clone(), arguments.rounds);
-    let data = arguments.data.clone().unwrap_or_else(shipped_data);
-    let weights = arguments.weights.clone().unwrap_or_else(shipped_weights);
+    let data = arguments.data.clone().unwrap_or_else(shipped::pictures);
+    let weights = arguments.weights.clone().unwrap_or_else(shipped::weights);
     match study {
         Study::Local(_) => {
             let options = LocalOptions {
@@ -224,27 +275,9 @@ fn options(arguments: DemoArguments) -> DemoOptions {
         roadside_units: arguments.roadside_units,
         rounds: arguments.rounds,
         partition: arguments.partition,
-        data: arguments.data.unwrap_or_else(shipped_data),
-        weights: arguments.weights.unwrap_or_else(shipped_weights),
+        data: arguments.data.unwrap_or_else(shipped::pictures),
+        weights: arguments.weights.unwrap_or_else(shipped::weights),
         keep: arguments.keep,
         quiet: arguments.quiet,
-    }
-}
-
-fn shipped_data() -> PathBuf {
-    shipped("simulations/data/traffic_lights")
-}
-
-fn shipped_weights() -> PathBuf {
-    shipped("edge-client/models/mobilenet_v3_large_075_coco.int8.safetensors")
-}
-
-/// A file of the project: below the current folder if it is there, else where the project was built.
-fn shipped(path: &str) -> PathBuf {
-    let here = PathBuf::from(path);
-    if here.exists() {
-        here
-    } else {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
     }
 }
