@@ -414,6 +414,10 @@ fn sled_failed(error: sled::Error) -> StoreError {
     StoreError(format!("records: {error}"))
 }
 
+/// How often, and after which wait, a database that is still in use is opened again.
+const LOCK_TRIES: u32 = 40;
+const LOCK_WAIT: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// Opens sled; it may panic on a damaged log.
 fn open_records(path: &Path) -> Result<sled::Db, String> {
     let open = || {
@@ -429,11 +433,24 @@ fn open_records(path: &Path) -> Result<sled::Db, String> {
                 entries.map_or(Ok(records), Err)
             })
     };
-    match catch_unwind(AssertUnwindSafe(open)) {
-        Ok(Ok(records)) => Ok(records),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("it could not be opened".to_owned()),
+    let mut tries = 0;
+    loop {
+        match catch_unwind(AssertUnwindSafe(open)) {
+            Ok(Ok(records)) => return Ok(records),
+            // Another unit of this process has just ended here and not yet let go: that is no damage.
+            Ok(Err(error)) if is_locked(&error) && tries < LOCK_TRIES => {
+                tries += 1;
+                std::thread::sleep(LOCK_WAIT);
+            }
+            Ok(Err(error)) => return Err(error.to_string()),
+            Err(_) => return Err("it could not be opened".to_owned()),
+        }
     }
+}
+
+/// sled says it in words only.
+fn is_locked(error: &sled::Error) -> bool {
+    matches!(error, sled::Error::Io(error) if error.to_string().contains("acquire lock"))
 }
 
 #[cfg(test)]
